@@ -1,0 +1,48 @@
+# The two commands that matter: `make book` and `make test`.
+# Each sets up .venv by itself; all paths are relative, so the project may lie
+# in a folder with spaces in its name.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help book test bench sync constraints clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+book: $(READY) ## export the library and build the book into _build/html
+	$(BIN)/nbdev_export
+	$(BIN)/jupyter-book build . -n -W --keep-going --quiet
+	@echo "The book is ready: open $(CURDIR)/_build/html/index.html"
+
+test: $(READY) ## run all tests: library, notebooks, book, package
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+bench: $(READY) ## measure the loss against F.cross_entropy, write results/bench.json
+	$(BIN)/python -m tce_nb.bench --json results/bench.json
+
+sync: $(READY) ## clean the notebooks and export the library, before a commit
+	$(BIN)/nbdev_clean
+	$(BIN)/nbdev_export
+
+constraints: $(READY) ## pin what new requirements in settings.ini need
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile setup.py --all-extras --universal \
+	  --python-version 3.10 --no-annotate --no-emit-index-url \
+	  --no-emit-find-links --custom-compile-command "make constraints" \
+	  --output-file constraints.txt --quiet
+
+clean: ## remove the book, caches and .venv
+	rm -rf _build .venv .pytest_cache .hypothesis .mypy_cache *.egg-info dist build
+
+# What is missing is said before anything starts; the stamp is written last,
+# so a broken installation is repeated.
+$(READY): constraints.txt settings.ini setup.py pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found: install Python 3.10 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: $$($(PYTHON) --version) is too old: Python 3.10 or newer is needed, name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) has no venv or pip: install them (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip setuptools wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable ".[dev]"
+	@touch $(READY)

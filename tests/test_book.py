@@ -1,0 +1,109 @@
+"""The book builds without a warning, and its pages are what readers expect."""
+import re
+import subprocess
+import sysconfig
+from html import unescape
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+BIN = Path(sysconfig.get_path("scripts"))
+pytestmark = pytest.mark.xdist_group("book")  # one build serves all
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    "The folder of the built pages; a warning fails the build"
+    out = tmp_path_factory.mktemp("book with a space")
+    result = subprocess.run(
+        [str(BIN/"jupyter-book"), "build", ".", "-n", "-W", "--keep-going", "--path-output", str(out)],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert result.returncode == 0, result.stdout
+    return out/"_build"/"html"
+
+
+@pytest.fixture(scope="module")
+def pages(book):
+    return {str(p.relative_to(book)): p.read_text() for p in (book/"nbs").rglob("*.html")}
+
+
+def text_of(page):
+    "What a reader sees, roughly: the main part without tags"
+    main = re.search(r"<main.*?</main>", page, re.S)[0]
+    return unescape(re.sub(r"<[^>]+>", "", main))
+
+
+def test_every_chapter_is_there(pages):
+    listed = re.findall(r"(?:file|root): (\S+)", (ROOT/"_toc.yml").read_text())
+    assert set(pages) == {f"{name}.html" for name in listed}
+    sources = {p.relative_to(ROOT).with_suffix("").as_posix() for p in (ROOT/"nbs").rglob("*")
+               if p.suffix in (".ipynb", ".md") and ".ipynb_checkpoints" not in p.parts}
+    assert sources == set(listed)
+
+
+def test_directives_and_hidden_cells_do_not_show(pages):
+    for name, page in pages.items():
+        shown = text_of(page)
+        for line in shown.splitlines():
+            assert not re.match(r"\s*#\s*\|\s*(export|hide|default_exp|eval)\b", line), (name, line)
+    assert "from itertools import product" not in text_of(pages["nbs/core/00_losses.html"])
+
+
+def test_no_page_shows_an_error(pages):
+    for name, page in pages.items():
+        assert "Traceback (most recent call last)" not in text_of(page), name
+        assert 'class="output traceback' not in page, name
+
+
+def test_section_2_has_nine_equations_and_figure_1(pages):
+    page = pages["nbs/paper/02_taming.html"]
+    assert re.findall(r'class="eqno">\((\d)\)', page) == [str(n) for n in range(1, 10)]
+    assert '<span class="caption-number">Fig. 1 </span>' in page
+    pictures = re.findall(r'<img[^>]*alt="([^"]*)"[^>]*src="([^"]*)"', page)
+    figure = [(alt, src) for alt, src in pictures if "log-likelihood" in alt]
+    assert len(figure) == 1 and figure[0][1].endswith(".svg")
+
+
+def test_every_picture_exists_and_is_described(book, pages):
+    for name, page in pages.items():
+        main = re.search(r"<main.*?</main>", page, re.S)[0]
+        for tag in re.findall(r"<img[^>]*>", main):
+            source = re.search(r'src="([^"]*)"', tag)[1]
+            assert (book/name).parent.joinpath(source).resolve().exists(), (name, source)
+            alt = re.search(r'alt="([^"]*)"', tag)
+            assert alt and len(alt[1]) > 20 and not alt[1].startswith("../"), (name, tag)
+
+
+def test_nothing_is_fetched_from_elsewhere(pages):
+    for name, page in pages.items():
+        fetched = re.findall(r'<(?:script|img|iframe)[^>]*src="(https?://[^"]*)"', page)
+        fetched += re.findall(r'<link[^>]*rel="(?:stylesheet|preload)"[^>]*href="(https?://[^"]*)"', page)
+        assert fetched == [], name
+
+
+def test_the_download_button_gives_the_notebook(book, pages):
+    for name in pages:
+        notebook = name.replace(".html", ".ipynb")
+        if not (ROOT/notebook).exists(): continue
+        assert f"_sources/{notebook}" in pages[name]
+        assert (book/"_sources"/notebook).read_bytes() == (ROOT/notebook).read_bytes()
+
+
+def test_no_dead_buttons_before_there_is_an_address(pages):
+    for page in pages.values():
+        assert not re.search(r'href="https?://colab', page)
+        assert "btn-source-repository" not in page
+
+
+def test_one_setting_turns_the_buttons_on(clone):
+    settings = clone/"settings.ini"
+    settings.write_text(settings.read_text().replace("git_url =", "git_url = https://github.com/owner/tce_nb"))
+    (clone/"_toc.yml").write_text("format: jb-book\nroot: nbs/index\nchapters:\n  - file: nbs/core/10_package\n")
+    (clone/"nbs/index.md").write_text("# Title\n")
+    (clone/"_config.yml").write_text((clone/"_config.yml").read_text().replace("force", "'off'"))
+    subprocess.run([str(BIN/"jupyter-book"), "build", "."], cwd=clone, check=True, capture_output=True)
+    page = (clone/"_build/html/nbs/core/10_package.html").read_text()
+    for address in ("github.com/owner/tce_nb", "colab.research.google.com/github/owner/tce_nb",
+                    "github.com/owner/tce_nb/issues/new"):
+        assert f'href="https://{address}' in page

@@ -1,0 +1,418 @@
+"""Campaigns on the losses that are too long for the chapter."""
+import copy
+import doctest
+import math
+import pickle
+import warnings
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+import tce_nb.losses
+from tce_nb import (
+    LOSSES, SoftmaxMAELoss, SoftmaxMSELoss, TamedCrossEntropyLoss, get_loss,
+    softmax_mae, softmax_mse, tame, tamed_cross_entropy, tamed_weight)
+
+SHAPES = [(5,), (7, 5), (1, 5), (3, 5, 4), (2, 5, 3, 4), (2, 5, 2, 2, 2)]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+ALPHAS = [0.0, 0.3, 0.5, 1.0, 1.5, 2.0, 3.0]
+REDUCTIONS = ["none", "mean", "sum"]
+
+
+def example(shape, soft, dtype=torch.float32, seed=0):
+    "Logits and a target for them"
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(shape, generator=generator)
+    dim = min(1, len(shape) - 1)
+    if soft:
+        target = torch.randn(shape, generator=generator).softmax(dim).to(dtype)
+    else:
+        size = shape[:dim] + shape[dim + 1:]
+        target = torch.randint(shape[dim], size, generator=generator)
+    return logits.to(dtype).requires_grad_(), target
+
+
+def value_and_gradient(loss, logits):
+    gradient, = torch.autograd.grad(loss.sum(), logits)
+    return loss.detach(), gradient
+
+
+def reference(logits, target, alpha, weight=None, ignore_index=-100,
+              reduction="mean", label_smoothing=0.0):
+    "The definition, in float64, with a loop over samples and classes"
+    dim = min(1, logits.dim() - 1)
+    k = logits.shape[dim]
+    log_q = logits.double().log_softmax(dim).movedim(dim, -1).reshape(-1, k)
+    w = [1.0] * k if weight is None else weight.tolist()
+    soft = target.shape == logits.shape
+    rows = target.movedim(dim, -1).reshape(-1, k) if soft else target.reshape(-1)
+    losses, counted = [], 0.0
+    for row, t in zip(log_q.tolist(), rows.tolist()):
+        ignored = not soft and t == ignore_index
+        p = t if soft else [float(i == t) for i in range(k)]
+        p = [(1 - label_smoothing) * x + label_smoothing / k for x in p]
+        losses.append(0.0 if ignored else sum(
+            w[i] * p[i] * boxcox(-row[i], alpha) for i in range(k)))
+        counted += 1.0 if soft else 0.0 if ignored else w[t]
+    if reduction == "none":
+        shape = [n for i, n in enumerate(logits.shape) if i != dim]
+        return torch.tensor(losses, dtype=torch.float64).view(shape)
+    total = torch.tensor(math.fsum(losses), dtype=torch.float64)
+    if reduction == "sum": return total
+    return total / (counted or math.nan)  # torch: the mean of nothing is nan
+
+
+def boxcox(ce, alpha):
+    return math.log1p(ce) if alpha == 1 else ((1 + ce) ** (1 - alpha) - 1) / (1 - alpha)
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_alpha_0_is_cross_entropy(shape, dtype, soft):
+    logits, target = example(shape, soft, dtype)
+    weights = [None, torch.tensor([0.5, 0.0, 1.0, 2.0, 3.0], dtype=dtype)]
+    ignored = [-100] if soft else [-100, 1]
+    half = dtype in (torch.float16, torch.bfloat16)
+    tolerance = dict(rtol=2e-2, atol=2e-2) if half else {}
+    for weight, ignore_index, reduction, smoothing in product(
+            weights, ignored, REDUCTIONS, [0.0, 0.1, 1.0]):
+        options = dict(weight=weight, ignore_index=ignore_index,
+                       reduction=reduction, label_smoothing=smoothing)
+        ours = tamed_cross_entropy(logits, target, 0.0, **options)
+        theirs = F.cross_entropy(logits, target, **options)
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        for a, b in zip(value_and_gradient(ours, logits),
+                        value_and_gradient(theirs, logits)):
+            assert_close(a, b, equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_matches_the_definition(shape, alpha, soft):
+    logits, target = example(shape, soft, torch.float64)
+    if not soft and target.numel() > 1: target.view(-1)[0] = -100
+    weight = torch.tensor([0.5, 0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
+    for weight, reduction, smoothing in product(
+            [None, weight], REDUCTIONS, [0.0, 0.2]):
+        options = dict(weight=weight, reduction=reduction,
+                       label_smoothing=smoothing)
+        assert_close(tamed_cross_entropy(logits, target, alpha, **options),
+                     reference(logits, target, alpha, **options),
+                     equal_nan=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_random_calls_match_the_definition(data):
+    k = data.draw(st.integers(1, 6), label="classes")
+    extra = data.draw(st.lists(st.integers(1, 3), max_size=2), label="extra")
+    shape = data.draw(st.sampled_from(
+        [(k,), (data.draw(st.integers(1, 4)), k, *extra)]), label="shape")
+    soft = data.draw(st.booleans(), label="soft")
+    dtype = data.draw(st.sampled_from(DTYPES), label="dtype")
+    alpha = data.draw(st.floats(0, 6), label="alpha")
+    logits, target = example(shape, soft, dtype, data.draw(st.integers(0, 99)))
+    weight = data.draw(st.sampled_from([None, torch.linspace(0.1, 2, k).to(dtype)]))
+    options = dict(
+        weight=weight,
+        ignore_index=data.draw(st.sampled_from([-100, -1] if soft else [-100, 0])),
+        reduction=data.draw(st.sampled_from(REDUCTIONS)),
+        label_smoothing=data.draw(st.floats(0, 1)))
+    loss = tamed_cross_entropy(logits, target, alpha, **options)
+    value, gradient = value_and_gradient(loss, logits)
+    expected = reference(logits, target, alpha, **options)
+    half = dtype in (torch.float16, torch.bfloat16)
+    tolerance = (dict(rtol=3e-2, atol=3e-2) if half
+                 else dict(rtol=2e-5, atol=2e-6))
+    assert_close(value.double(), expected, equal_nan=True, **tolerance)
+    assert gradient.isfinite().all() and gradient.dtype == logits.dtype
+
+
+@settings(max_examples=100, deadline=None)
+@given(ce=st.floats(0, 1e4), alpha=st.floats(0, 8), other=st.floats(0, 8))
+def test_tame_compresses(ce, alpha, other):
+    loss = torch.tensor(ce, dtype=torch.float64)
+    low, high = sorted((alpha, other))
+    slack = 1e-12 * (1 + ce)
+    assert 0 <= tame(loss, high) <= tame(loss, low) + slack <= ce + 2 * slack
+    if high > 1: assert tame(loss, high) <= 1 / (high - 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_slope_is_the_weight_to_the_last_digits(dtype):
+    eps = torch.finfo(dtype).eps
+    ce = torch.logspace(-7, 4, 500, dtype=dtype).requires_grad_()
+    for alpha in (1e-9, 0.1, 0.5, 1 - 1e-12, 1.0, 1 + 1e-12, 1.5, 2.0, 5.0):
+        slope, = torch.autograd.grad(tame(ce, alpha).sum(), ce)
+        exact = (1 + ce.detach().double()) ** -alpha
+        assert_close(slope.double(), exact, rtol=60 * eps, atol=0)
+
+
+def test_value_keeps_its_digits_near_alpha_1_and_ce_0():
+    ce = torch.logspace(-7, 4, 500)
+    for alpha in (1e-9, 0.5, 1 - 1e-6, 1 - 1e-12, 1 + 1e-12, 1 + 1e-6, 2.0):
+        x = torch.log1p(ce.double())
+        exact = torch.expm1((1 - alpha) * x) / (1 - alpha)
+        assert_close(tame(ce, alpha).double(), exact, rtol=3e-6, atol=0)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_gradient_is_the_papers_closed_form(alpha):
+    logits, target = example((50, 8), soft=False, dtype=torch.float64)
+    log_q = logits.log_softmax(1).detach()
+    picked = log_q.gather(1, target[:, None])
+    slope = -(1 - picked) ** -alpha
+    expected = slope * (F.one_hot(target, 8) - log_q.exp())
+    loss = tamed_cross_entropy(logits, target, alpha, reduction="sum")
+    assert_close(torch.autograd.grad(loss, logits)[0], expected)
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_gradcheck(alpha, soft):
+    logits, target = example((3, 4, 2), soft, torch.float64)
+    weight = torch.rand(4, dtype=torch.float64)
+    for smoothing in (0.0, 0.1):
+        def loss(x): return tamed_cross_entropy(
+            x, target, alpha, weight, label_smoothing=smoothing)
+        assert torch.autograd.gradcheck(loss, logits)
+        assert torch.autograd.gradgradcheck(loss, logits)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_extreme_and_masked_logits_stay_finite(alpha, dtype):
+    x = torch.tensor([[1e4, -1e4, 0.0], [-1e4, 1e4, -math.inf], [0.0, 0.0, -math.inf]],
+                     dtype=dtype, requires_grad=True)
+    value, gradient = value_and_gradient(
+        tamed_cross_entropy(x, torch.tensor([1, 0, 1]), alpha), x)
+    assert value.dtype == dtype and value.isfinite() and gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 1.5])
+def test_masked_classes_with_probabilities_and_smoothing(alpha):
+    x = torch.tensor([[2.0, 0.0, -math.inf]], requires_grad=True)
+    for target, smoothing in ((torch.tensor([[0.5, 0.5, 0.0]]), 0.0),
+                              (torch.tensor([0]), 0.1)):
+        value, gradient = value_and_gradient(tamed_cross_entropy(
+            x, target, alpha, label_smoothing=smoothing), x)
+        assert value.isfinite() and gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_summed_in_32_bits(dtype):
+    logits = torch.zeros(4000, 10, dtype=dtype)
+    target = torch.zeros(4000, dtype=torch.int64)
+    loss = tamed_cross_entropy(logits, target, 1.0)
+    assert_close(loss.double(), torch.tensor(math.log1p(math.log(10))).double(),
+                 rtol=1e-2, atol=0)
+
+
+def test_autocast_returns_float32_and_trains():
+    net = nn.Linear(6, 4)
+    for target in (torch.tensor([0, 3]), torch.full((2, 4), 0.25)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = net(torch.randn(2, 6))
+            loss = tamed_cross_entropy(logits, target, weight=torch.ones(4))
+            assert logits.dtype == torch.bfloat16
+            assert loss.dtype == F.cross_entropy(logits, target).dtype == torch.float32
+        loss.backward()
+    assert net.weight.grad.isfinite().all()
+
+
+def test_compile_without_graph_breaks():
+    targets = (False, -100), (False, 1), (True, -100)
+    extras = dict(), dict(weight=torch.rand(5), label_smoothing=0.1)
+    for (soft, ignore_index), extra in product(targets, extras):
+        torch.compiler.reset()
+        compiled = torch.compile(tamed_cross_entropy, fullgraph=True)
+        logits, target = example((16, 5), soft)
+        for alpha in (0.0, 0.5, 0.7, 1.0, 1.5, 2.0):
+            options = dict(alpha=alpha, ignore_index=ignore_index, **extra)
+            results = [value_and_gradient(loss(logits, target, **options), logits)
+                       for loss in (compiled, tamed_cross_entropy)]
+            assert_close(*results)
+
+
+def test_compiled_module_keeps_ignoring():
+    criterion = torch.compile(TamedCrossEntropyLoss(ignore_index=2), fullgraph=True)
+    logits, target = example((64, 5), soft=False)
+    _, gradient = value_and_gradient(criterion(logits, target), logits)
+    assert (target == 2).any() and (gradient[target == 2] == 0).all()
+    assert (gradient[target != 2] != 0).any()
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
+def test_function_transforms(alpha, soft):
+    logits, target = example((6, 5), soft)
+    logits = logits.detach()
+    def loss(x, t): return tamed_cross_entropy(x, t, alpha)
+    single = torch.func.vmap(loss)(logits, target)
+    assert_close(single, tamed_cross_entropy(logits, target, alpha, reduction="none"))
+    gradients = torch.func.vmap(torch.func.grad(loss))(logits, target)
+    x = logits.clone().requires_grad_()
+    total = tamed_cross_entropy(x, target, alpha, reduction="sum")
+    assert_close(gradients, torch.autograd.grad(total, x)[0])
+    hessian = torch.func.hessian(loss)(logits[0].double(), target[0])
+    assert hessian.shape == (5, 5) and hessian.isfinite().all()
+    assert_close(hessian, hessian.T)
+
+
+@pytest.mark.parametrize("weight", [None, torch.ones(5)], ids=["plain", "weighted"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_all_ignored_behaves_as_cross_entropy(weight, smoothing):
+    for loss in (F.cross_entropy, tamed_cross_entropy, softmax_mse, softmax_mae):
+        logits = torch.randn(4, 5, requires_grad=True)
+        target = torch.full((4,), -100)
+        results = {r: loss(logits, target, weight=weight, reduction=r,
+                           label_smoothing=smoothing) for r in REDUCTIONS}
+        assert results["mean"].isnan() and results["sum"] == 0
+        assert (results["none"] == 0).all()
+        gradient, = torch.autograd.grad(results["sum"], logits)
+        assert (gradient == 0).all()
+
+
+def test_empty_batches_behave_as_cross_entropy():
+    logits, target = torch.randn(0, 5), torch.empty(0, dtype=torch.int64)
+    assert tamed_cross_entropy(logits, target).isnan()
+    assert tamed_cross_entropy(logits, target, reduction="sum") == 0
+    assert tamed_cross_entropy(logits, target, reduction="none").shape == (0,)
+
+
+@pytest.mark.parametrize("alpha, kind", [
+    (-0.1, ValueError), (math.nan, ValueError), (math.inf, ValueError),
+    ("1.5", TypeError), (None, TypeError), (True, TypeError),
+    (torch.ones(5), TypeError), (1j, TypeError)])
+def test_bad_alpha(alpha, kind):
+    logits, target = example((2, 5), soft=False)
+    with pytest.raises(kind, match=r"^alpha: got .*expected a finite number >= 0"):
+        tamed_cross_entropy(logits, target, alpha)
+    with pytest.raises(kind, match=r"^alpha: got "):
+        TamedCrossEntropyLoss(alpha)
+
+
+@pytest.mark.parametrize("alpha", [1, np.float32(1.5), np.float64(0.5), np.int64(2)])
+def test_any_real_number_is_an_alpha(alpha):
+    logits, target = example((2, 5), soft=False)
+    assert_close(tamed_cross_entropy(logits, target, alpha),
+                 tamed_cross_entropy(logits, target, float(alpha)))
+
+
+LOGITS, INDICES = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
+@pytest.mark.parametrize("arguments, kind, message", [
+    (dict(reduction="avg"), ValueError, "reduction: got 'avg', expected 'none', 'mean' or 'sum'"),
+    (dict(label_smoothing=1.5), ValueError, "label_smoothing: got 1.5"),
+    (dict(label_smoothing=-0.1), ValueError, "label_smoothing: got -0.1"),
+    (dict(label_smoothing=math.nan), ValueError, "label_smoothing: got nan"),
+    (dict(label_smoothing="a"), ValueError, "label_smoothing: got 'a'"),
+    (dict(weight=[1.0] * 5), TypeError, "weight: got list"),
+    (dict(weight=torch.ones(4)), ValueError, "weight: got 4 weights, expected one for each of the input's 5"),
+    (dict(weight=torch.ones(5, dtype=int)), TypeError, "weight: got torch.int64"),
+    (dict(weight=torch.ones(1, 5)), TypeError, "weight: got torch.float32 of shape (1, 5)"),
+    (dict(ignore_index=1.0), TypeError, "ignore_index: got 1.0, expected an int"),
+    (dict(target=INDICES.float()), TypeError, "target: got torch.float32, expected int64"),
+    (dict(target=INDICES.int()), TypeError, "target: got torch.int32, expected int64"),
+    (dict(target=INDICES[:3]), ValueError, "target: got shape (3,), expected (4,) (indices) or (4, 5)"),
+    (dict(target=INDICES[:, None]), ValueError, "target: got shape (4, 1)"),
+    (dict(target=LOGITS.long()), TypeError, "target: got torch.int64 of shape (4, 5)"),
+    (dict(target=LOGITS.softmax(1), ignore_index=2), ValueError, "ignore_index: got 2"),
+    (dict(target=INDICES + 2), IndexError, "target: got class 5, expected 0 to 4 or ignore_index (-100)"),
+    (dict(target=INDICES - 1), IndexError, "target: got class -1, expected 0 to 4"),
+    (dict(target=INDICES + 2, label_smoothing=0.1), IndexError, "target: got class 5"),
+    (dict(target=[0, 1, 2, 3]), TypeError, "target: got list"),
+    (dict(input=LOGITS.long()), TypeError, "input: got torch.int64"),
+    (dict(input=torch.tensor(1.0)), ValueError, "input: got shape ()"),
+    (dict(input=[[1.0]]), TypeError, "input: got list"),
+])
+@pytest.mark.parametrize("loss", [tamed_cross_entropy, softmax_mse, softmax_mae])
+def test_bad_input_is_named(loss, arguments, kind, message):
+    with pytest.raises(kind) as error:
+        loss(**{"input": LOGITS, "target": INDICES, **arguments})
+    assert str(error.value).startswith(message)
+
+
+def test_module_is_a_cross_entropy_loss():
+    weight = torch.rand(5)
+    criterion = TamedCrossEntropyLoss(1.0, weight, 3, "sum", 0.1)
+    logits, target = example((6, 5), soft=False)
+    assert_close(criterion(logits, target),
+                 tamed_cross_entropy(logits, target, 1.0, weight, 3, "sum", 0.1))
+    assert isinstance(criterion, nn.CrossEntropyLoss)
+    assert list(criterion.state_dict()) == list(nn.CrossEntropyLoss(weight).state_dict())
+    assert criterion.double().weight.dtype == torch.float64
+    for twin in (copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):
+        assert twin.alpha == 1.0 and twin.ignore_index == 3
+    assert repr(TamedCrossEntropyLoss()) == "TamedCrossEntropyLoss(alpha=1.5)"
+
+
+def test_the_callers_tensors_are_left_alone():
+    logits, target = example((6, 5), soft=False)
+    target[0] = -100
+    before = logits.detach().clone(), target.clone()
+    tamed_cross_entropy(logits, target, weight=torch.ones(5), label_smoothing=0.1).backward()
+    assert torch.equal(logits, before[0]) and torch.equal(target, before[1])
+
+
+def test_byte_targets_work_as_in_torch():
+    logits, target = example((6, 5), soft=False)
+    for options in (dict(), dict(weight=torch.rand(5)), dict(label_smoothing=0.1)):
+        assert_close(tamed_cross_entropy(logits, target.byte(), **options),
+                     tamed_cross_entropy(logits, target, **options))
+
+
+@pytest.mark.parametrize("loss, power", [(softmax_mse, 2), (softmax_mae, 1)])
+@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_baselines_match_their_definition(shape, soft, loss, power):
+    logits, target = example(shape, soft, torch.float64)
+    dim = min(1, len(shape) - 1)
+    q = logits.softmax(dim)
+    one_hot = target if soft else F.one_hot(target, 5).movedim(-1, dim).double()
+    weight = torch.tensor([0.5, 0.1, 1.0, 2.0, 3.0], dtype=torch.float64)
+    for smoothing, w in product((0.0, 0.2), (None, weight)):
+        p = (1 - smoothing) * one_hot + smoothing / 5
+        each = ((q - p).abs() ** power).sum(dim)
+        scale = torch.ones_like(each) if w is None else \
+            (one_hot.movedim(dim, -1) * w).sum(-1)
+        options = dict(weight=w, label_smoothing=smoothing)
+        total = each.numel() if soft else scale.sum()
+        assert_close(loss(logits, target, reduction="none", **options), each * scale)
+        assert_close(loss(logits, target, **options), (each * scale).sum() / total)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_trains_in_every_form(name):
+    criterion = get_loss(name, ignore_index=-1)
+    for shape, soft in product(SHAPES, (False, True)):
+        logits, target = example(shape, soft)
+        value, gradient = value_and_gradient(criterion(logits, target), logits)
+        assert value.isfinite() and gradient.abs().sum() > 0
+
+
+def test_get_loss_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="name: got 'tc', expected one of ce, mse, mae, tce"):
+        get_loss("tc")
+    with pytest.raises(TypeError, match="^beta: got an argument that the loss 'tce' does not have"):
+        get_loss("tce", beta=1)
+
+
+def test_the_docstrings_example_runs():
+    result = doctest.testmod(tce_nb.losses)
+    assert result.attempted > 5 and result.failed == 0
+
+
+def test_no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for soft in (False, True):
+            logits, target = example((6, 5), soft)
+            tamed_cross_entropy(logits, target, label_smoothing=0.1).backward()
