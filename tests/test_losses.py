@@ -2,7 +2,9 @@
 import copy
 import doctest
 import math
+import os
 import pickle
+import shutil
 import warnings
 from itertools import product
 
@@ -228,12 +230,18 @@ def test_autocast_returns_float32_and_trains():
     assert net.weight.grad.isfinite().all()
 
 
-def test_compile_without_graph_breaks():
+# inductor needs a C++ compiler, and torch in a folder without spaces
+CAN_COMPILE = shutil.which(os.environ.get("CXX", "g++")) and " " not in torch.__file__
+BACKENDS = ["aot_eager"] + ["inductor"] * bool(CAN_COMPILE)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compile_without_graph_breaks(backend):
     targets = (False, -100), (False, 1), (True, -100)
     extras = dict(), dict(weight=torch.rand(5), label_smoothing=0.1)
     for (soft, ignore_index), extra in product(targets, extras):
         torch.compiler.reset()
-        compiled = torch.compile(tamed_cross_entropy, fullgraph=True)
+        compiled = torch.compile(tamed_cross_entropy, fullgraph=True, backend=backend)
         logits, target = example((16, 5), soft)
         for alpha in (0.0, 0.5, 0.7, 1.0, 1.5, 2.0):
             options = dict(alpha=alpha, ignore_index=ignore_index, **extra)
@@ -242,8 +250,9 @@ def test_compile_without_graph_breaks():
             assert_close(*results)
 
 
-def test_compiled_module_keeps_ignoring():
-    criterion = torch.compile(TamedCrossEntropyLoss(ignore_index=2), fullgraph=True)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_module_keeps_ignoring(backend):
+    criterion = torch.compile(TamedCrossEntropyLoss(ignore_index=2), fullgraph=True, backend=backend)
     logits, target = example((64, 5), soft=False)
     _, gradient = value_and_gradient(criterion(logits, target), logits)
     assert (target == 2).any() and (gradient[target == 2] == 0).all()

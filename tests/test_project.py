@@ -6,7 +6,7 @@ import subprocess
 import sys
 import sysconfig
 from configparser import ConfigParser
-from importlib.metadata import distribution, distributions
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -96,9 +96,9 @@ def test_what_is_installed_is_what_is_pinned():
             extras = ("dev", "book", "experiments") if name == "tce-nb" else ("",)
             if any(need.marker is None or need.marker.evaluate({"extra": extra})
                    for extra in extras): queue.append(need.name)
-    installed = {canonicalize_name(d.name): d.version.split("+")[0] for d in distributions()}
-    differing = {name: (installed[name], pinned.get(name)) for name in needed - {"tce-nb"}
-                 if installed[name] != pinned.get(name)}
+    installed = {name: distribution(name).version.split("+")[0] for name in needed - {"tce-nb"}}
+    differing = {name: (version, pinned.get(name)) for name, version in installed.items()
+                 if version != pinned.get(name)}
     assert differing == {}
 
 
