@@ -41,12 +41,14 @@ def _check_noise(labels: Tensor, eta: float, num_classes: int) -> None:
     if not _is(Integral, num_classes) or num_classes < 2:
         raise ValueError(f"num_classes: got {num_classes!r}, "
                          "expected an int >= 2")
-    if labels.is_floating_point() or labels.dtype == torch.bool:
+    if labels.is_floating_point() or labels.is_complex() \
+            or labels.dtype == torch.bool:
         raise TypeError(f"labels: got {labels.dtype}, expected integers")
     if num_classes - 1 > torch.iinfo(labels.dtype).max:
         raise ValueError(f"num_classes: got {num_classes}, more than "
                          f"labels of {labels.dtype} can hold")
-    bad = labels[(labels < 0) | (labels >= num_classes)]
+    bad = labels.long()
+    bad = bad[(bad < 0) | (bad >= num_classes)]
     if len(bad):
         raise ValueError(f"labels: got class {bad[0].item()}, "
                          f"expected 0 to {num_classes - 1}")
@@ -61,9 +63,10 @@ _Seed = Union[int, torch.Generator]
 def _generator(seed: _Seed) -> torch.Generator:
     "A CPU generator from a seed, or the CPU generator given"
     if not isinstance(seed, torch.Generator):
-        if _is(Integral, seed): return torch.Generator().manual_seed(int(seed))
-        raise TypeError(f"seed: got {seed!r}, expected an int "
-                        "or a torch.Generator")
+        if not _is(Integral, seed) or not -2**63 <= seed < 2**63:
+            raise TypeError(f"seed: got {seed!r}, expected an int of 64 bits "
+                            "or a torch.Generator")
+        return torch.Generator("cpu").manual_seed(int(seed))
     if seed.device.type != "cpu":
         raise ValueError(f"seed: got a generator on {seed.device}, expected "
                          "one on the CPU, for the same noise on every device")
@@ -78,7 +81,9 @@ def _as_tensor(labels) -> tuple[Tensor, Callable[[Tensor], Any]]:
         raise TypeError(f"labels: got {type(labels).__name__}, "
                         "expected a Tensor or a NumPy array")
     import numpy as np
-    return torch.from_numpy(np.array(labels)), lambda x: x.numpy()
+    array = np.array(labels)
+    native = array.astype(array.dtype.newbyteorder("="))
+    return torch.from_numpy(native), lambda x: x.numpy()
 
 # %% ../nbs/core/01_noise.ipynb #de947d88
 def _replace(labels, eta: float, num_classes: int, seed: _Seed,
@@ -89,9 +94,9 @@ def _replace(labels, eta: float, num_classes: int, seed: _Seed,
     generator = _generator(seed)
     noisy = true_labels.flatten().to(torch.int64, copy=True)
     n = round(float(eta) * len(noisy))
-    chosen = torch.randperm(len(noisy), generator=generator)[:n]
+    chosen = torch.randperm(len(noisy), generator=generator, device="cpu")[:n]
     noisy[chosen] = draw(noisy[chosen], num_classes, generator)
-    touched = torch.zeros(len(noisy), dtype=torch.bool)
+    touched = torch.zeros(len(noisy), dtype=torch.bool, device="cpu")
     touched[chosen] = True
     shape, dtype = true_labels.shape, true_labels.dtype
     return NoisyLabels(back(noisy.to(dtype).view(shape)), back(true_labels),
@@ -106,7 +111,8 @@ def uniform_including_true(
 ) -> NoisyLabels:
     "Replace labels by a draw from all classes (the paper's noise)"
     def draw(old, num_classes, generator):
-        return torch.randint(num_classes, old.shape, generator=generator)
+        return torch.randint(num_classes, old.shape, generator=generator,
+                             device="cpu")
     return _replace(labels, eta, num_classes, seed, draw)
 
 # %% ../nbs/core/01_noise.ipynb #047eea63
@@ -118,7 +124,8 @@ def uniform_excluding_true(
 ) -> NoisyLabels:
     "Replace labels by a draw from the other classes (the field's noise)"
     def draw(old, num_classes, generator):
-        shift = torch.randint(1, num_classes, old.shape, generator=generator)
+        shift = torch.randint(1, num_classes, old.shape, generator=generator,
+                              device="cpu")
         return (old + shift) % num_classes
     return _replace(labels, eta, num_classes, seed, draw)
 
@@ -136,7 +143,7 @@ def add_noise(
     seed: _Seed,        # an int or a CPU torch.Generator
 ) -> NoisyLabels:
     "Add the noise of this name to labels"
-    if noise not in NOISES:
+    if str(noise) not in NOISES:
         raise ValueError(f"noise: got {noise!r}, "
                          f"expected one of {', '.join(NOISES)}")
     return NOISES[noise](labels, eta, num_classes, seed)

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+SKIP = {".venv", "_build", ".pytest_cache", ".mypy_cache", "__pycache__", ".hypothesis", "tce_nb.egg-info"}
 
 
 def tracked_files():
     "The project's files as git knows them, whether or not committed yet"
+    if not (ROOT/".git").exists(): return sorted(
+        str(p.relative_to(ROOT)) for p in ROOT.rglob("*") if p.is_file() and not SKIP & set(p.parts))
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT, capture_output=True, text=True, check=True).stdout

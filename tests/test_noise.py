@@ -115,8 +115,10 @@ LABELS = torch.tensor([0, 1, 2])
     (dict(labels=LABELS.bool()), TypeError, "labels: got torch.bool"),
     (dict(labels=[0, 1]), TypeError, "labels: got list, expected a Tensor or a NumPy array"),
     (dict(labels=LABELS.byte(), num_classes=300), ValueError, "num_classes: got 300, more than"),
-    (dict(seed=None), TypeError, "seed: got None, expected an int or a torch.Generator"),
+    (dict(seed=None), TypeError, "seed: got None, expected an int of 64 bits or a torch.Generator"),
     (dict(seed=1.0), TypeError, "seed: got 1.0"),
+    (dict(seed=2**64), TypeError, "seed: got 18446744073709551616, expected an int of 64 bits"),
+    (dict(labels=LABELS.to(torch.complex64)), TypeError, "labels: got torch.complex64, expected integers"),
     (dict(seed=True), TypeError, "seed: got True"),
 ])
 def test_bad_input_is_named(noise, change, kind, message):
@@ -133,3 +135,22 @@ def test_there_is_no_default_seed():
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(ValueError, match="uniform_including_true, uniform_excluding_true"):
         add_noise("symmetric", LABELS, 0.4, 10, 0)
+
+
+@pytest.mark.parametrize("noise", BOTH)
+@pytest.mark.parametrize("labels, k", [
+    (torch.arange(256).byte(), 256), (torch.arange(128).to(torch.int8), 128),
+    (np.arange(300, dtype=np.uint16), 300), (np.arange(9, dtype=">i8"), 9)])
+def test_every_class_that_a_narrow_dtype_can_hold(noise, labels, k):
+    noisy = noise(labels, 0.5, k, 0)
+    assert noisy.labels.dtype == (labels.dtype if isinstance(labels, torch.Tensor) else labels.dtype.newbyteorder("="))
+    assert 0.3 < noisy.wrong_rate <= 0.56
+
+
+@pytest.mark.parametrize("noise", BOTH)
+def test_the_default_device_does_not_matter(noise):
+    labels = torch.arange(100) % 10
+    expected = noise(labels, 0.5, 10, 0).labels
+    torch.set_default_device("meta")
+    try: assert torch.equal(noise(labels, 0.5, 10, 0).labels, expected)
+    finally: torch.set_default_device(None)

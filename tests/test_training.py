@@ -1,0 +1,302 @@
+"""The trainer: reproducible, resumable after SIGKILL, honest in its counts."""
+import io
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tce_nb import training
+from tce_nb.resnet import ResNet
+from tce_nb.training import (
+    CheckpointError, Config, Run, calibration_error, drops, evaluate,
+    load_checkpoint, make_task, pick_device, prepare, preset, report,
+    save_checkpoint, stream, train)
+
+TINY = Config(train_per_class=8, test_per_class=4, batch_size=16, depth=8,
+              epochs=5, eta=0.4, hold_out=0.1, device="cpu")
+CLOCK = ("seconds", "images_per_second")
+
+
+def numbers(history):
+    "The history without the clock"
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in history]
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return train(TINY)
+
+
+def test_the_same_configuration_gives_the_same_history(undisturbed):
+    torch.manual_seed(123)
+    torch.rand(5)
+    again = train(TINY)
+    assert numbers(again.history) == numbers(undisturbed.history)
+    assert all(map(torch.equal, again.net.state_dict().values(), undisturbed.net.state_dict().values()))
+
+
+@pytest.mark.parametrize("change", [
+    dict(seed=1), dict(loss="ce"), dict(alpha=1.0), dict(eta=0.0), dict(lr=0.05), dict(momentum=0.0),
+    dict(weight_decay=0.0), dict(batch_size=8), dict(noise="uniform_excluding_true"),
+    dict(milestones=(0,)), dict(depth=14), dict(hold_out=0.2), dict(precision="bfloat16")], ids=str)
+def test_every_field_reaches_the_training(undisturbed, change):
+    other = train(replace(TINY, epochs=2, milestones=(1,), **change) if "milestones" not in change
+                  else replace(TINY, epochs=2, **change))
+    base = train(replace(TINY, epochs=2, milestones=(1,)))
+    assert numbers(other.history) != numbers(base.history)
+
+
+def test_streams_are_independent():
+    tasks = [make_task(replace(TINY, **change)) for change in (
+        {}, dict(eta=0.0), dict(loss="ce"), dict(hold_out=0.0))]
+    assert torch.equal(tasks[0].held, tasks[1].held) and torch.equal(tasks[0].held, tasks[2].held)
+    assert torch.equal(tasks[0].noisy.labels, tasks[3].noisy.labels)
+    first, second = (prepare(replace(TINY, eta=eta)).net.state_dict() for eta in (0.0, 0.4))
+    assert all(map(torch.equal, first.values(), second.values()))
+
+
+def test_the_hold_out_is_as_noisy_as_the_rest_unless_told_otherwise():
+    for noisy in (True, False):
+        parts = prepare(replace(TINY, eta=1.0, hold_out=0.5, hold_out_noisy=noisy))
+        labels = parts.evaluated["val"][1]
+        true = parts.task.noisy.true_labels[parts.task.held]
+        assert torch.equal(labels, true) != noisy
+    assert len(parts.train) + len(parts.evaluated["val"][0]) == 80
+
+
+def test_history_has_what_was_promised(undisturbed):
+    for row in undisturbed.history:
+        assert set(row) == {
+            "epoch", "lr", "train_loss", "train_accuracy", "clean_accuracy", "memorised", "corrected",
+            "val_accuracy", "val_nll", "val_ece", "test_accuracy", "test_nll", "test_ece", *CLOCK}
+    assert [row["lr"] for row in undisturbed.history] == pytest.approx([.1, .1, .01, .001, .001])
+    assert 0 < undisturbed.wrong_rate < 0.4
+    assert "val_accuracy" not in train(replace(TINY, hold_out=0, epochs=1)).history[0]
+    clean = train(replace(TINY, eta=0.0, epochs=1)).history[0]
+    assert math.isnan(clean["memorised"]) and clean["clean_accuracy"] == clean["train_accuracy"]
+
+
+def test_the_counts_of_an_epoch_are_right(monkeypatch):
+    "Against a slow recount of every batch's predictions"
+    seen = []
+    parts = prepare(TINY)
+    original = parts.model.forward
+    def watch(x):
+        logits = original(x)
+        seen.append(logits.detach().argmax(1))
+        return logits
+    parts.model.forward = watch
+    row = training.train_epoch(parts, TINY, 1)
+    order = torch.cat([i for _, i in training.epoch_batches(
+        parts.train, 16, False, stream(0, "batches", 1))])
+    predicted = torch.empty_like(parts.labels)
+    predicted[order] = torch.cat(seen)
+    wrong = parts.wrong
+    assert row["train_accuracy"] == pytest.approx((predicted == parts.labels).double().mean().item())
+    assert row["clean_accuracy"] == pytest.approx((predicted == parts.labels)[~wrong].double().mean().item())
+    assert row["memorised"] == pytest.approx((predicted == parts.labels)[wrong].double().mean().item())
+    assert row["corrected"] == pytest.approx((predicted == parts.true_labels)[wrong].double().mean().item())
+
+
+def test_evaluation_against_sklearn_and_a_slow_ece():
+    from sklearn.metrics import accuracy_score, log_loss
+    parts = prepare(TINY)
+    images, labels = parts.evaluated["test"]
+    measured = evaluate(parts.net, images, labels, batch_size=7)
+    with torch.no_grad(): q = parts.net.eval()(images.plain(slice(None))).double().softmax(1)
+    confidence, predicted = q.max(1)
+    assert measured["accuracy"] == pytest.approx(accuracy_score(labels, predicted))
+    assert measured["nll"] == pytest.approx(log_loss(labels, q.numpy(), labels=range(10)), rel=1e-5)
+    ece = 0.0
+    for b in range(15):
+        inside = (confidence > b / 15) & (confidence <= (b + 1) / 15)
+        if inside.any():
+            gap = (predicted == labels)[inside].double().mean() - confidence[inside].mean()
+            ece += inside.double().mean().item() * abs(gap.item())
+    assert measured["ece"] == pytest.approx(ece, abs=1e-6)
+
+
+def test_calibration_error_at_its_edges():
+    assert calibration_error(torch.ones(3), torch.ones(3)) == 0
+    assert calibration_error(torch.zeros(3), torch.zeros(3)) == 0
+    assert calibration_error(torch.tensor([0.0, 1.0]), torch.tensor([1, 0])) == 1
+
+
+SCRIPT = """
+import json, sys
+from tce_nb.training import Config, train
+import torch
+torch.set_num_threads(1)
+run = train(Config(**json.loads(sys.argv[1])), checkpoint=sys.argv[2])
+print(json.dumps({"history": run.history, "resumed": run.resumed}))
+"""
+
+
+def killed_until_done(config, path, rng, pause):
+    "Start the run again and again, killing it at random moments"
+    fields = {k: v for k, v in vars(config).items()}
+    kills = 0
+    while True:
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(fields), str(path)],
+                                   stdout=subprocess.PIPE, text=True,
+                                   env={**os.environ, "OMP_NUM_THREADS": "1"})
+        try: out, _ = process.communicate(timeout=pause * rng.random() + 0.2 * kills)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            kills += 1
+            continue
+        assert process.returncode == 0
+        return json.loads(out), kills
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_random_moments_it_ends_the_same(tmp_path, seed):
+    torch.set_num_threads(1)
+    config = replace(TINY, epochs=12, seed=seed)
+    expected = numbers(train(config).history)
+    result, kills = killed_until_done(config, tmp_path/"run.pt", random.Random(seed), pause=6)
+    assert numbers(result["history"]) == expected
+    assert kills >= 1 and result["resumed"] <= kills
+
+
+def test_killed_while_writing_a_checkpoint_the_old_one_stays(tmp_path, monkeypatch):
+    path = tmp_path/"run.pt"
+    save_checkpoint(path, {"config": {}, "old": True})
+    before = path.read_bytes()
+    def disk_full(descriptor): raise OSError(28, "No space left on device")
+    monkeypatch.setattr(os, "fsync", disk_full)
+    with pytest.raises(OSError): save_checkpoint(path, {"new": True})
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_checkpoints_hold_tensors_and_plain_values_only(tmp_path):
+    path = tmp_path/"run.pt"
+    train(replace(TINY, epochs=1), checkpoint=path)
+    state = torch.load(io.BytesIO(path.read_bytes()[32:]), weights_only=True)
+    assert set(state) == {"config", "history", "diverged", "resumed", "net", "scaler", "optimizer"}
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "flip", "foreign"])
+def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
+    path = tmp_path/"run.pt"
+    train(replace(TINY, epochs=1), checkpoint=path)
+    content = bytearray(path.read_bytes())
+    if damage == "empty": content = b""
+    if damage == "cut": content = content[:len(content) // 2]
+    if damage == "flip": content[len(content) // 2] ^= 255
+    if damage == "foreign": content = b"cos\nsystem\n(S'true'\ntR."
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="run.pt: not a whole checkpoint .*remove it"):
+        train(replace(TINY, epochs=1), checkpoint=path)
+    assert path.read_bytes() == bytes(content)
+
+
+def test_a_foreign_checkpoint_is_refused_by_field(tmp_path):
+    path = tmp_path/"run.pt"
+    train(replace(TINY, epochs=1), checkpoint=path)
+    with pytest.raises(CheckpointError, match=r"belongs to another run \(lr, seed differ\)"):
+        load_checkpoint(path, replace(TINY, epochs=1, seed=5, lr=0.2))
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
+    path = tmp_path/"run.pt"
+    first = train(TINY, checkpoint=path)
+    monkeypatch.setattr(training, "run_epoch", lambda *_: pytest.fail("trained again"))
+    assert train(TINY, checkpoint=path).history == first.history
+
+
+def test_the_scaler_and_half_precision_resume_exactly(tmp_path):
+    for precision in ("bfloat16", "float16"):
+        config = replace(TINY, precision=precision, epochs=4)
+        whole, path = train(config), tmp_path/f"{precision}.pt"
+        assert math.isfinite(whole.history[-1]["train_loss"])
+        parts, run = prepare(config), Run(config, [], 0.0)
+        for epoch in (1, 2): run.history.append(training.run_epoch(parts, config, epoch))
+        save_checkpoint(path, training._state(run, parts))
+        resumed = train(config, checkpoint=path)
+        assert resumed.resumed == 1 and numbers(resumed.history) == numbers(whole.history)
+
+
+def test_a_diverging_run_stops_and_says_so(tmp_path):
+    config = replace(TINY, loss="ce", lr=1e8, epochs=40)
+    run = train(config, checkpoint=tmp_path/"run.pt")
+    assert run.diverged == len(run.history) < 40 and run.finished
+    assert not math.isfinite(run.history[-1]["train_loss"]) and "test_accuracy" not in run.history[-1]
+    assert train(config, checkpoint=tmp_path/"run.pt").diverged == run.diverged
+    text = io.StringIO()
+    report(run, text)
+    assert "diverged: the loss is no longer a number" in text.getvalue()
+
+
+def test_progress_is_one_live_line_on_a_terminal_and_plain_elsewhere(undisturbed):
+    class Terminal(io.StringIO):
+        def isatty(self): return True
+    for kind, live in ((Terminal, True), (io.StringIO, False)):
+        text = kind()
+        for n in (1, 5):
+            report(Run(TINY, undisturbed.history[:n], 0.3), text)
+        lines = text.getvalue()
+        assert "digits tce 1.5 eta 0.4 seed 0: epoch 5/5, test" in lines and "images/s" in lines
+        assert ("\r" in lines) == live and lines.count("\n") == (1 if live else 2)
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(loss="tec"), "loss: got 'tec', expected one of ce, mse, mae, tce"),
+    (dict(noise="uniform"), "noise: got 'uniform'"),
+    (dict(eta=1.2), "eta: got 1.2"), (dict(eta=math.nan), "eta: got nan"),
+    (dict(alpha=-1), "alpha: got -1"), (dict(alpha="1"), "alpha: got '1'"),
+    (dict(epochs=0), "epochs: got 0"), (dict(epochs=2.0), "epochs: got 2.0"),
+    (dict(batch_size=0), "batch_size: got 0"), (dict(lr=-0.1), "lr: got -0.1"),
+    (dict(seed="0"), "seed: got '0'"), (dict(precision="fp32"), "precision: got 'fp32'"),
+])
+def test_an_impossible_configuration_is_refused(change, message):
+    with pytest.raises(ValueError) as error: Config(**change)
+    assert str(error.value).startswith(message)
+
+
+def test_presets():
+    paper = preset("paper", dataset="svhn")
+    assert (paper.epochs, paper.lr, paper.momentum, paper.weight_decay, paper.batch_size, paper.depth) == \
+        (256, 0.1, 0.9, 1e-4, 128, 20)
+    assert drops(paper) == (128, 192) and paper.train_per_class is None and paper.precision == "float32"
+    assert [preset("cpu", dataset=d).epochs for d in ("cifar100", "cifar10", "mnist", "svhn")] == [30, 30, 16, 16]
+    assert preset("cpu", dataset="cifar10").train_per_class == 1000
+    assert preset("smoke", epochs=2).epochs == 2
+    with pytest.raises(ValueError, match="preset: got 'gpu', expected one of paper, cpu, smoke"): preset("gpu")
+    with pytest.raises(TypeError, match="etha: not a field"): preset("smoke", etha=1)
+
+
+def test_a_gpu_that_is_not_there():
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device: got 'cuda', but PyTorch finds no GPU"): pick_device("cuda")
+    assert pick_device("auto").type in ("cpu", "cuda") and pick_device("cpu").type == "cpu"
+
+
+def test_weight_decay_reaches_every_parameter():
+    parts = prepare(TINY)
+    group, = parts.optimizer.param_groups
+    assert group["nesterov"] and group["dampening"] == 0 and group["weight_decay"] == 1e-4
+    assert len(group["params"]) == len(list(parts.net.parameters()))
+
+
+def test_images_per_second_and_seconds_are_measured(undisturbed):
+    start = time.perf_counter()
+    run = train(replace(TINY, epochs=2))
+    passed = time.perf_counter() - start
+    assert 0 < sum(row["seconds"] for row in run.history) < passed
+
+
+def test_resnet_of_other_shapes():
+    for depth, channels, classes in ((8, 1, 2), (14, 4, 100), (32, 3, 10)):
+        net = ResNet(classes, channels, depth)
+        assert net(torch.randn(2, channels, 32, 32)).shape == (2, classes)
+        assert sum(isinstance(m, (torch.nn.Conv2d, torch.nn.Linear)) for m in net.modules()) == depth
