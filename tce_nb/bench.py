@@ -32,8 +32,8 @@ from .training import (
 
 # %% auto #0
 __all__ = ['Row', 'DEVICE', 'LOSS_CASES', 'GFLOP_PER_IMAGE', 'MATMUL_GFLOP', 'take_turns', 'ratio', 'peak_bytes', 'bench_losses',
-           'our_loop', 'plain_loader', 'plain_loop', 'SideBySide', 'matmul_loop', 'bench_trainer', 'bench_parts',
-           'machine', 'missed', 'markdown', 'main']
+           'our_loop', 'plain_loader', 'plain_loop', 'SideBySide', 'matmul_loop', 'convolution_loop', 'bench_trainer',
+           'bench_parts', 'machine', 'missed', 'markdown', 'main']
 
 # %% ../nbs/core/11_bench.ipynb #b276c51f
 def take_turns(
@@ -252,6 +252,26 @@ def matmul_loop(threads: int) -> Callable[[], object]:
 
 MATMUL_GFLOP = 8 * 2 * 2048 ** 3 / 1e9
 
+# %% ../nbs/core/11_bench.ipynb #86b1637b
+def convolution_loop(images: int = 128) -> Callable[[], object]:
+    "All convolutions of a ResNet-20 step, forward and backward, and no more"
+    layers: list[tuple] = []
+    def keep(layer, inputs, output):
+        layers.append((layer, inputs[0].detach(), torch.randn_like(output)))
+    net = ResNet()
+    for layer in net.modules():
+        if isinstance(layer, torch.nn.Conv2d):
+            layer.register_forward_hook(keep)
+    batch = torch.randn(images, 3, 32, 32)
+    net(batch.to(memory_format=torch.channels_last))
+    for _, x, _ in layers[1:]: x.requires_grad_()  # the first needs none
+    def step():
+        for layer, x, gradient in layers:
+            needs = [layer.weight, x] if x.requires_grad else [layer.weight]
+            torch.autograd.grad(F.conv2d(
+                x, layer.weight, None, layer.stride, 1), needs, gradient)
+    return step
+
 # %% ../nbs/core/11_bench.ipynb #6da2182d
 def bench_trainer(
     seconds: float = 10,  # for each contender
@@ -273,6 +293,8 @@ def bench_trainer(
             torch.set_num_threads(1)
         beside = take_turns({"side": side, "plain": plain_all,
                              "matmul": matmul_loop(cores)}, 3 * seconds)
+        alone = take_turns({"conv": convolution_loop(),
+                            "matmul": matmul_loop(1)}, seconds)
         side.close()
     rate = [cores * images * GFLOP_PER_IMAGE / t for t in beside["side"]]
     peak = [MATMUL_GFLOP / t for t in beside["matmul"]]
@@ -283,7 +305,11 @@ def bench_trainer(
              [cores * t for t in beside["plain"]], beside["side"],
              at_least=1.7),
         _row(f"{cores} one-thread trainers / matrix multiplication, FLOP/s",
-             rate, peak, at_least=0.65)]
+             rate, peak, at_least=0.65),
+        _row("the network's convolutions alone / matrix multiplication, "
+             "one thread, FLOP/s",
+             [128 * GFLOP_PER_IMAGE * t for t in alone["matmul"]],
+             [MATMUL_GFLOP * t for t in alone["conv"]])]
 
 # %% ../nbs/core/11_bench.ipynb #a141162f
 def bench_parts(

@@ -194,12 +194,16 @@ def _copy_verified(archive: Path, folder: Path) -> None:
 # %% ../nbs/core/02_data.ipynb #c17f2edb
 CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100, "svhn": 10}
 
-def _load_torchvision(dataset: str, root: Path) -> Dataset:
+def _load_torchvision(dataset: str, root: Path, download: bool) -> Dataset:
     "One of the paper's four from its original files"
     there = {"mnist": f"MNIST/raw/{_MNIST[-1]}", "svhn": "test_32x32.mat",
              "cifar10": "cifar-10-batches-py",
              "cifar100": "cifar-100-python"}[dataset]
-    if not (root/there).exists(): _download(dataset, root)
+    if not (root/there).exists():
+        if not download: raise DataError(
+            f"{dataset}: not in {root}; load it once with a network, or name "
+            "its folder with TCE_DATA")
+        _download(dataset, root)
     try:
         parts = (_open_mnist(root) if dataset == "mnist"
                  else _open(dataset, root, download=False))
@@ -227,6 +231,7 @@ def _tensors(part) -> tuple[Tensor, Tensor]:
 def load(
     dataset: str,  # a name, or the path of an .npz file
     root: Union[str, Path, None] = None,  # default: TCE_DATA, or the cache
+    download: bool = True,  # whether to fetch what is not there
 ) -> Dataset:
     "Load a data set by name or path"
     if dataset == "digits": return load_digits()
@@ -238,7 +243,7 @@ def load(
     if (folder/f"{dataset}.npz").exists():
         return load_npz(folder/f"{dataset}.npz", CLASSES[dataset],
                         mirror=dataset.startswith("cifar"))
-    return _load_torchvision(dataset, folder)
+    return _load_torchvision(dataset, folder, download)
 
 # %% ../nbs/core/02_data.ipynb #accf3aed
 def first_per_class(

@@ -12,9 +12,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from .losses import tame, tamed_weight
+from .noise import NoisyLabels
 
 # %% auto #0
-__all__ = ['ALPHAS', 'use_style', 'alpha_style', 'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight']
+__all__ = ['ALPHAS', 'use_style', 'alpha_style', 'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight',
+           'plot_samples']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -85,4 +87,24 @@ def plot_sample_weight(
              xlabel="probability the network gives to the label",
              ylabel="weight of the sample")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+# %% ../nbs/core/07_figures.ipynb #9974e02c
+def plot_samples(
+    images: Tensor,      # uint8, N x C x 32 x 32; all are drawn
+    noisy: NoisyLabels,  # of these images
+    columns: int = 10,
+) -> Figure:
+    "A grid of images, each under its label; wrong labels stand out"
+    rows = -(-len(images) // columns)
+    figure, axes = plt.subplots(rows, columns, squeeze=False,
+                                figsize=(0.85 * columns, 1.1 * rows))
+    wrong = sns.color_palette("colorblind")[3]
+    for axis in axes.flat: axis.axis("off")
+    for axis, image, label, true in zip(axes.flat, images, noisy.labels,
+                                        noisy.true_labels):
+        axis.imshow(image.permute(1, 2, 0).squeeze(), cmap="gray")
+        if label == true: axis.set_title(int(label), size=9)
+        else: axis.set_title(f"{int(true)} → {int(label)}", size=9,
+                             color=wrong, weight="bold")
     return figure
