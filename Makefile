@@ -4,6 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# one thread a process, and a data root that holds in every folder
+RUN := OMP_NUM_THREADS=1 TCE_DATA="$${TCE_DATA:+$$(cd "$$TCE_DATA" && pwd)}"
 
 .PHONY: help book test bench sync constraints clean
 .DEFAULT_GOAL := help
@@ -13,13 +15,13 @@ help: ## list the targets
 
 book: $(READY) ## export the library and build the book into _build/html
 	$(BIN)/nbdev_export
-	$(BIN)/jupyter-book build . -n -W --keep-going --quiet
+	$(RUN) $(BIN)/jupyter-book build . -n -W --keep-going --quiet
 	@echo "The book is ready: open $(CURDIR)/_build/html/index.html"
 
 test: $(READY) ## run all tests: library, notebooks, book, package
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(RUN) $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-bench: $(READY) ## measure the loss against F.cross_entropy, write results/bench.json
+bench: $(READY) ## measure loss and trainer as ratios, write results/bench.json
 	$(BIN)/python -m tce_nb.bench --json results/bench.json
 
 sync: $(READY) ## clean the notebooks and export the library, before a commit

@@ -135,8 +135,8 @@ def data_root(
     root: Union[str, Path, None] = None,  # default: TCE_DATA, or the cache
 ) -> Path:
     "The folder that data sets are looked for in, and downloaded to"
-    if root is None: root = os.environ.get("TCE_DATA")
-    if root is not None: return Path(root).expanduser()
+    root = root or os.environ.get("TCE_DATA")
+    if root: return Path(root).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home()/".cache"
     return Path(cache)/"tce_nb"
 
