@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['ARRAYS', 'CLASSES', 'PAD', 'Dataset', 'DataError', 'load_digits', 'load_npz', 'import_torchvision', 'data_root',
-           'load', 'first_per_class', 'subset', 'hold_out', 'channel_stats', 'Images', 'epoch_batches']
+__all__ = ['ARRAYS', 'CLASSES', 'PAD', 'SIZE', 'Dataset', 'DataError', 'load_digits', 'load_npz', 'import_torchvision',
+           'data_root', 'load', 'first_per_class', 'subset', 'hold_out', 'channel_stats', 'Images', 'epoch_batches']
 
 # %% ../nbs/core/02_data.ipynb #cee25963
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def channel_stats(
     return mean.float(), variance.sqrt().float()
 
 # %% ../nbs/core/02_data.ipynb #7487ab57
-PAD = 4
+PAD, SIZE = 4, 40  # border, and side of a padded image
 
 class Images:
     "Images on a device, normalised and padded, ready to be cut"
@@ -318,11 +318,10 @@ class Images:
     ) -> None:
         x = images.to(device).permute(0, 2, 3, 1).float()
         x = (x - mean.to(device)) / std.to(device)
-        padded = F.pad(x, (0, 0, PAD, PAD, PAD, PAD))
-        windows = padded.unfold(1, 32, 1).unfold(2, 32, 1)
-        self.windows = windows.permute(0, 1, 2, 4, 5, 3)  # N,9,9,32,32,C
+        self.padded = F.pad(x, (0, 0, PAD, PAD, PAD, PAD))  # N, 40, 40, C
+        self.steps = torch.arange(32, device=device)
 
-    def __len__(self) -> int: return len(self.windows)
+    def __len__(self) -> int: return len(self.padded)
 
     def cut(
         self,
@@ -332,14 +331,16 @@ class Images:
         mirror: Tensor,  # whether each is mirrored first
     ) -> Tensor:
         "A batch of mirrored and cropped images, channels last in memory"
-        x = torch.where(mirror, 2 * PAD - x, x)
-        batch = self.windows[index, y, x]
-        batch = torch.where(mirror[:, None, None, None], batch.flip(2), batch)
-        return batch.permute(0, 3, 1, 2)
+        rows = index[:, None] * SIZE + y[:, None] + self.steps
+        columns = x[:, None] + self.steps
+        columns = torch.where(mirror[:, None], SIZE - 1 - columns, columns)
+        pixels = rows[:, :, None] * SIZE + columns[:, None, :]
+        batch = self.padded.flatten(0, 2).index_select(0, pixels.flatten())
+        return batch.view(*pixels.shape, -1).permute(0, 3, 1, 2)
 
     def plain(self, index) -> Tensor:
         "Images as they are, for evaluation"
-        batch = self.windows[index, PAD, PAD].permute(0, 3, 1, 2)
+        batch = self.padded[index, PAD:-PAD, PAD:-PAD].permute(0, 3, 1, 2)
         return batch.contiguous(memory_format=torch.channels_last)
 
 # %% ../nbs/core/02_data.ipynb #fe37ca54
@@ -350,7 +351,7 @@ def epoch_batches(
     generator: torch.Generator,  # on the CPU
 ) -> Iterator[tuple[Tensor, Tensor]]:
     "Batches of augmented images and their indices, for one epoch"
-    n, device = len(images), images.windows.device
+    n, device = len(images), images.padded.device
     order = torch.randperm(n, generator=generator)
     offsets = torch.randint(2 * PAD + 1, (2, n), generator=generator)
     flips = torch.rand(n, generator=generator) < (0.5 if mirror else 0.0)
