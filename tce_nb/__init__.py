@@ -20,6 +20,7 @@ from .noise import (
     uniform_including_true)
 
 _all_ = ["LOSSES", "CrossEntropyLoss", "SoftmaxMAELoss", "SoftmaxMSELoss",
-         "TamedCrossEntropyLoss", "get_loss", "softmax_mae", "softmax_mse", "tame",
-         "tamed_cross_entropy", "tamed_weight", "NOISES", "NoisyLabels",
-         "add_noise", "uniform_excluding_true", "uniform_including_true"]
+         "TamedCrossEntropyLoss", "get_loss", "softmax_mae", "softmax_mse",
+         "tame", "tamed_cross_entropy", "tamed_weight", "NOISES",
+         "NoisyLabels", "add_noise", "uniform_excluding_true",
+         "uniform_including_true"]

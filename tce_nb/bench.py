@@ -188,8 +188,9 @@ def plain_loader(path: str):
     class Transformed(torch.utils.data.Dataset):
         def __len__(self): return len(pairs)
         def __getitem__(self, i): return transform(pairs[i][0]), pairs[i][1]
-    return torch.utils.data.DataLoader(Transformed(), batch_size=128,
-                                       shuffle=True, num_workers=2)
+    return torch.utils.data.DataLoader(
+        Transformed(), batch_size=128, shuffle=True, num_workers=2,
+        persistent_workers=True)
 
 def plain_loop(path: str) -> Callable[[], object]:
     "An epoch of the loop that most people would write"
@@ -332,7 +333,7 @@ def bench_parts(
         saved = take_turns({"save": lambda: save_checkpoint(
             Path(folder)/"run.pt", _state(run, parts))}, 1)
     large = [statistics.median(take_turns(
-        {"e": _half_epoch(n)}, 1)["e"]) / n for n in (512, 2048)]
+        {"e": _epoch_of(n)}, 1)["e"]) / n for n in (512, 2048)]
     imports = take_turns({"ours": _import("torch, tce_nb"),
                           "theirs": _import("torch")}, 3 * seconds)
     ten_thousand = 10_000 * statistics.median(times["tce"]) / 1024
@@ -353,7 +354,7 @@ def _drain(batches) -> None:
     "Take everything an iterator gives"
     for _ in batches: pass
 
-def _half_epoch(n: int) -> Callable[[], object]:
+def _epoch_of(n: int) -> Callable[[], object]:
     "An epoch over `n` random images"
     with tempfile.TemporaryDirectory() as folder:
         return our_loop(_random_npz(folder, n))

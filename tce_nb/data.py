@@ -99,18 +99,23 @@ def _check_arrays(path: Path, arrays: dict) -> None:
     if missing:
         raise DataError(f"{path}: has no {', '.join(missing)}; a data set "
                         f"needs {', '.join(ARRAYS)}")
+    mirror = arrays.get("mirror", np.array(False))
+    if mirror.size != 1 or mirror.dtype.kind not in "biu":
+        raise DataError(f"{path}: mirror is {mirror.dtype} of shape "
+                        f"{mirror.shape}, expected one True or False")
     for name in ARRAYS[::2]:
         images = arrays[name]
         if images.dtype != np.uint8 or images.ndim != 4 \
-                or images.shape[2:] != (32, 32) or len(images) == 0:
+                or images.shape[2:] != (32, 32) or images.size == 0:
             raise DataError(f"{path}: {name} is {images.dtype} of shape "
                             f"{images.shape}, expected uint8 N x C x 32 x 32")
         labels = arrays[name.replace("images", "labels")]
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] \
-                or labels.min() < 0:
+                or labels.min() < 0 or labels.max() > 65_535:
             raise DataError(
                 f"{path}: the labels of {name} are {labels.dtype} of shape "
-                f"{labels.shape}, expected {len(images)} integers >= 0")
+                f"{labels.shape}, expected {len(images)} integers "
+                "from 0 to 65535")
     channels = [arrays[name].shape[1] for name in ARRAYS[::2]]
     if channels[0] != channels[1]:
         raise DataError(f"{path}: {channels[0]} channels in training and "
@@ -284,9 +289,9 @@ def hold_out(
 ) -> tuple[Tensor, Tensor]:  # indices to train on, indices held out
     "Split `n` samples at random into training and hold-out"
     count = round(size * n) if size < 1 else int(size)
-    if not 0 <= count < n:
+    if not 0 <= count < n or size > 0 and count == 0:
         raise DataError(f"hold_out: got {size}, which is {count} of {n} "
-                        "images; expected to leave some to train on")
+                        "images; expected some to hold out and some to train")
     order = torch.randperm(n, generator=generator)
     return order[count:].sort().values, order[:count].sort().values
 
@@ -295,9 +300,10 @@ def channel_stats(
     images: Tensor,  # uint8, N x C x 32 x 32
 ) -> tuple[Tensor, Tensor]:
     "Mean and standard deviation of each channel, on the scale 0 to 255"
-    pixels = images.transpose(0, 1).flatten(1)
-    levels = torch.stack([torch.bincount(row, minlength=256)
-                          for row in pixels.long()]).double()
+    levels = torch.zeros(images.shape[1], 256, dtype=torch.float64)
+    for part in images.split(4096):
+        for channel, pixels in enumerate(part.unbind(1)):
+            levels[channel] += torch.bincount(pixels.flatten(), minlength=256)
     share, value = levels / levels.sum(1, keepdim=True), torch.arange(256.0)
     mean = (share * value).sum(1)
     variance = (share * (value - mean[:, None]) ** 2).sum(1)
@@ -317,7 +323,7 @@ class Images:
         device: Union[str, torch.device] = "cpu",
     ) -> None:
         x = images.to(device).permute(0, 2, 3, 1).float()
-        x = (x - mean.to(device)) / std.to(device)
+        x.sub_(mean.to(device)).div_(std.to(device))
         self.padded = F.pad(x, (0, 0, PAD, PAD, PAD, PAD))  # N, 40, 40, C
         self.steps = torch.arange(32, device=device)
 

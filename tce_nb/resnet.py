@@ -63,7 +63,8 @@ class ResNet(nn.Module):
         super().__init__()
         blocks, rest = divmod(depth - 2, 6)
         if rest or blocks < 1:
-            raise ValueError(f"depth: got {depth}, expected 6n + 2: 8, 14, 20, ...")
+            raise ValueError(f"depth: got {depth}, "
+                             "expected 6n + 2: 8, 14, 20, ...")
         self.conv = conv3x3(channels, 16)
         self.bn = nn.BatchNorm2d(16)
         self.stages = nn.Sequential(

@@ -9,19 +9,24 @@ import contextlib
 import hashlib
 import io
 import math
+import operator
 import os
+import re
 import sys
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Optional, Union
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .data import (
-    Dataset, Images, channel_stats, epoch_batches, hold_out, load, subset)
+from tce_nb.data import (
+    DataError, Dataset, Images, channel_stats, epoch_batches, hold_out, load,
+    subset)
 from .losses import LOSSES, get_loss
 from .noise import NOISES, NoisyLabels, add_noise
 from .resnet import ResNet
@@ -56,31 +61,73 @@ class Config:
     precision: str = "float32"  # or "tf32", "bfloat16", "float16"
     compile: bool = False      # torch.compile the network
 
-    def __post_init__(self) -> None: _check_config(self)
+    def __post_init__(self) -> None:
+        for name, value in _checked(self).items():
+            object.__setattr__(self, name, value)
 
-# %% ../nbs/core/04_training.ipynb #09e786ab
+# %% ../nbs/core/04_training.ipynb #f5137921
 PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
+_KINDS: dict[str, tuple] = {
+    "int": ((Integral, int, "an int"), "seed epochs batch_size depth"),
+    "float": ((Real, float, "a number"),
+              "alpha eta hold_out lr momentum weight_decay"),
+    "bool": (((bool, np.bool_), bool, "True or False"),
+             "hold_out_noisy compile"),
+    "str": (((str, Path), str, "a string"),
+            "dataset loss noise device precision"),
+    "int or None": ((Integral, int, "an int or None"),
+                    "train_per_class test_per_class"),
+}
 
-def _check_config(config: Config) -> None:
-    "Refuse a configuration that cannot be run, naming the field"
-    def need(condition, name, allowed):
-        if not condition:
-            raise ValueError(f"{name}: got {getattr(config, name)!r}, "
+def _checked(config: Config) -> dict[str, Any]:
+    "The fields as plain values; refuse what cannot be run"
+    plain: dict[str, Any] = {"milestones": _milestones(config.milestones)}
+    for kind, ((accepted, convert, words), names) in _KINDS.items():
+        for name in names.split():
+            value = getattr(config, name)
+            if value is None and kind == "int or None":
+                plain[name] = None
+                continue
+            number = isinstance(value, (bool, np.bool_)) and kind != "bool"
+            if number or not isinstance(value, accepted):
+                raise ValueError(f"{name}: got {value!r}, expected {words}")
+            plain[name] = convert(value)
+    for name, (right, allowed) in _RULES.items():
+        if plain[name] is not None and not right(plain[name]):
+            raise ValueError(f"{name}: got {plain[name]!r}, "
                              f"expected {allowed}")
-    def number(name): return isinstance(getattr(config, name), (int, float)) \
-        and not isinstance(getattr(config, name), bool)
-    need(config.loss in LOSSES, "loss", f"one of {', '.join(LOSSES)}")
-    need(config.noise in NOISES, "noise", f"one of {', '.join(NOISES)}")
-    need(config.precision in PRECISIONS, "precision",
-         f"one of {', '.join(PRECISIONS)}")
-    for name in ("alpha", "hold_out", "lr", "momentum", "weight_decay"):
-        need(number(name) and 0 <= getattr(config, name) < math.inf, name,
-             "a number >= 0")
-    need(number("eta") and 0 <= config.eta <= 1, "eta", "a number, 0 to 1")
-    for name in ("epochs", "batch_size"):
-        value = getattr(config, name)
-        need(type(value) is int and value >= 1, name, "an int >= 1")
-    need(type(config.seed) is int, "seed", "an int")
+    return plain
+
+def _milestones(value) -> Optional[tuple[int, ...]]:
+    "Milestones as a tuple, or None"
+    try: plain = None if value is None else tuple(map(operator.index, value))
+    except TypeError: plain = (0,)
+    if plain is not None and any(drop < 1 for drop in plain):
+        raise ValueError(f"milestones: got {value!r}, expected None or "
+                         "epochs >= 1")
+    return plain
+
+# %% ../nbs/core/04_training.ipynb #609425df
+def _one_of(names) -> tuple:
+    "The rule that a value is one of these"
+    return names.__contains__, f"one of {', '.join(names)}"
+
+_positive = lambda x: 0 <= x < math.inf, "a number >= 0"
+_count = lambda x: x >= 1, "an int >= 1"
+_RULES: dict[str, tuple] = {
+    "loss": _one_of(LOSSES), "noise": _one_of(NOISES),
+    "precision": _one_of(PRECISIONS),
+    "alpha": _positive, "lr": _positive, "weight_decay": _positive,
+    "momentum": (lambda x: 0 <= x < 1, "a number from 0 up to 1"),
+    "eta": (lambda x: 0 <= x <= 1, "a number from 0 to 1"),
+    "hold_out": (lambda x: 0 <= x < 1 or x % 1 == 0 and 1 < x < math.inf,
+                 "a share below 1 or a whole number of images"),
+    "epochs": _count, "batch_size": _count, "train_per_class": _count,
+    "test_per_class": _count,
+    "depth": (lambda x: x >= 8 and x % 6 == 2, "6n + 2: 8, 14, 20, ..."),
+    "device": (re.compile(r"auto|cpu|cuda(:\d+)?").fullmatch,
+               "auto, cpu, cuda or cuda:0, cuda:1, ..."),
+}
 
 # %% ../nbs/core/04_training.ipynb #8c5a6724
 PRESETS: dict[str, dict[str, Any]] = {
@@ -100,7 +147,7 @@ def preset(
 ) -> Config:
     "A configuration at one of the project's scales"
     dataset = changes.get("dataset", "digits")
-    if scale not in PRESETS:
+    if str(scale) not in PRESETS:
         raise ValueError(f"preset: got {scale!r}, "
                          f"expected one of {', '.join(PRESETS)}")
     settings = dict(PRESETS[scale])
@@ -117,17 +164,18 @@ def preset(
 # %% ../nbs/core/04_training.ipynb #5593bfbd
 def drops(
     config: Config,
-) -> tuple[int, ...]:  # epochs after which the rate falls to a tenth
+) -> tuple[int, ...]:  # epochs in which the rate falls to a tenth
     "The milestones given, or one half and three quarters of the epochs"
-    if config.milestones is not None: return tuple(config.milestones)
-    return config.epochs // 2, config.epochs * 3 // 4
+    if config.milestones is not None: return config.milestones
+    half = max(2, config.epochs // 2)  # the first epoch has the full rate
+    return half, max(half + 1, config.epochs * 3 // 4)
 
 def learning_rate(
     config: Config,
     epoch: int,  # counted from 1
 ) -> float:
     "The learning rate of an epoch"
-    return config.lr * 0.1 ** sum(epoch > drop for drop in drops(config))
+    return config.lr * 0.1 ** sum(epoch >= drop for drop in drops(config))
 
 # %% ../nbs/core/04_training.ipynb #0d22a510
 def stream(
@@ -149,6 +197,7 @@ class Task:
     held: Tensor         # indices held out
     mean: Tensor
     std: Tensor
+    fingerprint: str     # of images and labels, to resume on the same
 
 def make_task(
     config: Config,
@@ -161,7 +210,15 @@ def make_task(
                       data.num_classes, stream(config.seed, "noise"))
     kept, held = hold_out(len(data.train_labels), config.hold_out,
                           stream(config.seed, "hold-out"))
-    return Task(data, noisy, kept, held, *channel_stats(data.train_images))
+    mean, std = channel_stats(data.train_images)
+    if (std == 0).any():
+        raise DataError(f"{data.name}: channel {int(std.argmin())} is the same "
+                        "everywhere, expected something to learn from")
+    digest = hashlib.sha256()
+    for tensor in (data.train_images, noisy.labels, data.test_images,
+                   data.test_labels):
+        digest.update(tensor.numpy().tobytes())
+    return Task(data, noisy, kept, held, mean, std, digest.hexdigest())
 
 # %% ../nbs/core/04_training.ipynb #cc8d70c0
 def calibration_error(
@@ -171,9 +228,9 @@ def calibration_error(
 ) -> Tensor:
     "Expected calibration error over bins of equal width"
     bin = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    gap = (correct.to(confidence.dtype) - confidence)
-    sums = torch.zeros(bins, dtype=gap.dtype, device=gap.device)
-    return sums.index_add(0, bin, gap).abs().sum() / len(gap)
+    gap = correct.double() - confidence.double()
+    sums = F.one_hot(bin, bins).double().T @ gap
+    return sums.abs().sum() / len(gap)
 
 # %% ../nbs/core/04_training.ipynb #aa865329
 @torch.inference_mode()
@@ -205,6 +262,9 @@ def pick_device(name: str) -> torch.device:
 
 def _precision(config: Config, device: torch.device):
     "Autocast context and gradient scaler of this precision"
+    if config.precision == "tf32" and device.type != "cuda":
+        raise ValueError(f"precision: got 'tf32' on {device}, which has none; "
+                         "expected float32, bfloat16 or float16")
     torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
     half = config.precision in ("bfloat16", "float16")
@@ -264,16 +324,18 @@ def _criterion(config: Config) -> nn.Module:
 
 def _optimizer(config: Config, net: nn.Module) -> torch.optim.Optimizer:
     "SGD with Nesterov momentum, decaying every parameter"
+    on_gpu = next(net.parameters()).is_cuda
     return torch.optim.SGD(
         net.parameters(), config.lr, config.momentum,
-        weight_decay=config.weight_decay, nesterov=config.momentum > 0)
+        weight_decay=config.weight_decay, nesterov=config.momentum > 0,
+        fused=True if on_gpu else None)  # so the scaler needs no sync
 
 # %% ../nbs/core/04_training.ipynb #b8af8190
 def train_epoch(
     parts: Parts,
     config: Config,
     epoch: int,  # counted from 1
-) -> dict[str, float]:
+) -> dict[str, Any]:
     "One pass over the training set, and what was counted on the way"
     for group in parts.optimizer.param_groups:
         group["lr"] = learning_rate(config, epoch)
@@ -297,10 +359,10 @@ def train_epoch(
     return _rates(tally, len(parts.train), int(parts.wrong.sum()))
 
 # %% ../nbs/core/04_training.ipynb #c2f1f7fa
-def _rates(tally: Tensor, n: int, wrong: int) -> dict[str, float]:
-    "The tallies of an epoch as rates; `nan` for a rate of nothing"
+def _rates(tally: Tensor, n: int, wrong: int) -> dict[str, Any]:
+    "The tallies of an epoch as rates; None for a rate of nothing"
     loss, given, clean, memorised, corrected = tally.tolist()
-    def rate(count, of): return count / of if of else math.nan
+    def rate(count, of): return count / of if of else None
     return dict(train_loss=loss / n, train_accuracy=given / n,
                 clean_accuracy=rate(clean, n - wrong),
                 memorised=rate(memorised, wrong),
@@ -316,7 +378,7 @@ def save_checkpoint(path: Path, state: dict) -> None:
     torch.save(state, content)
     body = content.getvalue()
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    part = path.with_name(f"{path.name}.tmp")
     try:
         with open(part, "wb") as file:
             file.write(hashlib.sha256(body).digest() + body)
@@ -328,13 +390,18 @@ def save_checkpoint(path: Path, state: dict) -> None:
 # %% ../nbs/core/04_training.ipynb #f904bfef
 def load_checkpoint(path: Path, config: Config) -> dict:
     "Read a checkpoint of this configuration"
-    content = path.read_bytes()
-    if hashlib.sha256(content[32:]).digest() != content[:32]:
-        raise CheckpointError(f"{path}: not a whole checkpoint (its checksum "
-                              "is wrong); remove it to start the run again")
-    state = torch.load(io.BytesIO(content[32:]), map_location="cpu",
-                       weights_only=True)
-    saved, wanted = state["config"], _plain(config)
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content[32:]).digest() != content[:32]:
+            raise ValueError("its checksum is wrong")
+        state = torch.load(io.BytesIO(content[32:]), map_location="cpu",
+                           weights_only=True)
+        saved = state["config"]
+    except Exception as error:
+        why = str(error).split("\n")[0]
+        raise CheckpointError(f"{path}: not a whole checkpoint ({why}); "
+                              "remove it to start the run again") from error
+    wanted = _plain(config)
     if saved != wanted:
         names = sorted(k for k in {*saved, *wanted}
                        if saved.get(k) != wanted.get(k))
@@ -353,7 +420,7 @@ def _plain(config: Config) -> dict:
 class Run:
     "What came of a configuration"
     config: Config
-    history: list[dict[str, float]]  # a row for each epoch
+    history: list[dict[str, Any]]    # a row for each epoch
     wrong_rate: float                # of all training labels, as realised
     diverged: Optional[int] = None   # the epoch, if the loss was no number
     resumed: int = 0                 # how often it went on after a stop
@@ -370,7 +437,7 @@ def run_epoch(
     parts: Parts,
     config: Config,
     epoch: int,  # counted from 1
-) -> dict[str, float]:
+) -> dict[str, Any]:
     "Train one epoch and measure it: a row of the history"
     start = time.perf_counter()
     row = dict(epoch=epoch, lr=learning_rate(config, epoch),
@@ -380,6 +447,9 @@ def run_epoch(
         for name, (images, labels) in parts.evaluated.items():
             with parts.autocast:
                 measured = evaluate(parts.model, images, labels)
+            if not math.isfinite(measured["nll"]):
+                row["train_loss"] = math.nan  # the weights are no numbers
+                break
             row |= {f"{name}_{key}": v for key, v in measured.items()}
     return row | dict(
         seconds=time.perf_counter() - start,
@@ -411,17 +481,23 @@ def _state(run: Run, parts: Parts) -> dict:
     "All that a run needs to go on"
     return dict(config=_plain(run.config), history=run.history,
                 diverged=run.diverged, resumed=run.resumed,
+                data=parts.task.fingerprint, device=parts.labels.device.type,
                 net=parts.net.state_dict(), scaler=parts.scaler.state_dict(),
                 optimizer=parts.optimizer.state_dict())
 
 def _resume(run: Run, parts: Parts, path: Path) -> None:
     "Put a run back to where its checkpoint was written"
     state = load_checkpoint(path, run.config)
+    for what, here in (("data", parts.task.fingerprint),
+                       ("device", parts.labels.device.type)):
+        if state[what] != here:
+            raise CheckpointError(f"{path}: was written with other {what}; "
+                                  "remove it to start the run again")
     parts.net.load_state_dict(state["net"])
     parts.optimizer.load_state_dict(state["optimizer"])
     parts.scaler.load_state_dict(state["scaler"])
     run.history, run.diverged = state["history"], state["diverged"]
-    run.resumed = state["resumed"] + 1
+    run.resumed = state["resumed"] + (not run.finished)
 
 # %% ../nbs/core/04_training.ipynb #70e3642d
 def describe(config: Config) -> str:

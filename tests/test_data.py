@@ -54,9 +54,12 @@ def test_a_root_with_an_npz_needs_no_torchvision(tmp_path, monkeypatch):
     (dict(train_images=np.zeros((20, 1, 32, 32), np.uint8)), "1 channels in training and 3 in test"),
     (dict(train_labels=np.arange(19)), "labels of train_images are int64 of shape (19,), expected 20"),
     (dict(train_labels=np.arange(20) / 2), "labels of train_images are float64"),
-    (dict(test_labels=np.arange(10) - 1), "expected 10 integers >= 0"),
+    (dict(test_labels=np.arange(10) - 1), "expected 10 integers from 0"),
     (dict(train_images=np.zeros((0, 3, 32, 32), np.uint8), train_labels=np.zeros(0, int)), "of shape (0, 3, 32, 32)"),
     (dict(train_labels=np.array([{}] * 20)), "not a readable .npz file"),
+    (dict(train_labels=np.full(20, 2**63, np.uint64)), "expected 20 integers from 0 to 65535"),
+    (dict(mirror=np.array("false")), "mirror is <U5 of shape (), expected one True or False"),
+    (dict(mirror=np.array([True, False])), "mirror is bool of shape (2,)"),
 ])
 def test_bad_npz_is_named(tmp_path, changes, message):
     path = save(tmp_path/"bad.npz", **changes)
@@ -131,10 +134,12 @@ def test_a_damaged_mnist_archive_is_named(tmp_path, monkeypatch, damage):
 def test_damaged_cifar_files_are_never_unpickled(tmp_path):
     folder = tmp_path/"cifar-10-batches-py"
     folder.mkdir()
-    for name in ("data_batch_1", "test_batch", "batches.meta"):
-        (folder/name).write_bytes(b"cos\nsystem\n(S'touch /tmp/owned'\ntR.")
+    owned = tmp_path/"owned"
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch", "batches.meta"]:
+        (folder/name).write_bytes(f"cos\nsystem\n(S'touch {owned}'\ntR.".encode())
     with pytest.raises(DataError, match="cifar-10-batches-py: incomplete or damaged"):
         load("cifar10", root=tmp_path)
+    assert not owned.exists()
 
 
 def test_a_failed_download_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -190,7 +195,7 @@ def test_hold_out_sizes(size, count):
     assert len(held) == count and sorted(kept.tolist() + held.tolist()) == list(range(1000))
 
 
-@pytest.mark.parametrize("size", [-1, 1000, 5000])
+@pytest.mark.parametrize("size", [-1, 1000, 5000, 0.0001])
 def test_an_impossible_hold_out_is_refused(size):
     with pytest.raises(DataError, match=f"hold_out: got {size}"):
         hold_out(1000, size, torch.Generator())

@@ -44,11 +44,11 @@ def test_the_same_configuration_gives_the_same_history(undisturbed):
 @pytest.mark.parametrize("change", [
     dict(seed=1), dict(loss="ce"), dict(alpha=1.0), dict(eta=0.0), dict(lr=0.05), dict(momentum=0.0),
     dict(weight_decay=0.0), dict(batch_size=8), dict(noise="uniform_excluding_true"),
-    dict(milestones=(0,)), dict(depth=14), dict(hold_out=0.2), dict(precision="bfloat16")], ids=str)
+    dict(milestones=(2,)), dict(depth=14), dict(hold_out=0.2), dict(precision="bfloat16"),
+    dict(train_per_class=7), dict(test_per_class=3), dict(hold_out_noisy=False)], ids=str)
 def test_every_field_reaches_the_training(undisturbed, change):
-    other = train(replace(TINY, epochs=2, milestones=(1,), **change) if "milestones" not in change
-                  else replace(TINY, epochs=2, **change))
-    base = train(replace(TINY, epochs=2, milestones=(1,)))
+    base = replace(TINY, epochs=2, milestones=(9,))
+    other, base = train(replace(base, **change)), train(base)
     assert numbers(other.history) != numbers(base.history)
 
 
@@ -75,11 +75,11 @@ def test_history_has_what_was_promised(undisturbed):
         assert set(row) == {
             "epoch", "lr", "train_loss", "train_accuracy", "clean_accuracy", "memorised", "corrected",
             "val_accuracy", "val_nll", "val_ece", "test_accuracy", "test_nll", "test_ece", *CLOCK}
-    assert [row["lr"] for row in undisturbed.history] == pytest.approx([.1, .1, .01, .001, .001])
+    assert [row["lr"] for row in undisturbed.history] == pytest.approx([.1, .01, .001, .001, .001])
     assert 0 < undisturbed.wrong_rate < 0.4
     assert "val_accuracy" not in train(replace(TINY, hold_out=0, epochs=1)).history[0]
     clean = train(replace(TINY, eta=0.0, epochs=1)).history[0]
-    assert math.isnan(clean["memorised"]) and clean["clean_accuracy"] == clean["train_accuracy"]
+    assert clean["memorised"] is None and clean["corrected"] is None and clean["clean_accuracy"] == clean["train_accuracy"]
 
 
 def test_the_counts_of_an_epoch_are_right(monkeypatch):
@@ -134,11 +134,12 @@ def killed_until_done(config, path, rng, longest):
     while True:
         child = os.fork()
         if child == 0:
-            run = train(config, checkpoint=path)
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps([run.history, run.resumed]))
-            os.replace(part, result)
-            os._exit(0)
+            try:
+                run = train(config, checkpoint=path)
+                part = path.with_suffix(".part")
+                part.write_text(json.dumps([run.history, run.resumed]))
+                os.replace(part, result)
+            finally: os._exit(0)
         end = time.monotonic() + (longest * rng.random() + 0.1 * kills if kills else 0.05)
         while time.monotonic() < end and os.waitpid(child, os.WNOHANG) == (0, 0): time.sleep(0.001)
         if result.exists(): return *json.loads(result.read_text()), kills
@@ -156,6 +157,7 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path, seed):
     history, resumed, kills = killed_until_done(config, tmp_path/"run.pt", random.Random(seed), longest=1.0)
     assert numbers(history) == expected
     assert 1 <= kills and resumed <= kills
+    assert {p.name for p in tmp_path.iterdir()} <= {"run.pt", "run.pt.tmp", "run.json"}
 
 
 def test_killed_while_writing_a_checkpoint_the_old_one_stays(tmp_path, monkeypatch):
@@ -172,7 +174,8 @@ def test_checkpoints_hold_tensors_and_plain_values_only(tmp_path):
     path = tmp_path/"run.pt"
     train(replace(TINY, epochs=1), checkpoint=path)
     state = torch.load(io.BytesIO(path.read_bytes()[32:]), weights_only=True)
-    assert set(state) == {"config", "history", "diverged", "resumed", "net", "scaler", "optimizer"}
+    assert set(state) == {"config", "history", "diverged", "resumed", "data", "device",
+                          "net", "scaler", "optimizer"}
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flip", "foreign"])
@@ -247,10 +250,64 @@ def test_progress_is_one_live_line_on_a_terminal_and_plain_elsewhere(undisturbed
     (dict(epochs=0), "epochs: got 0"), (dict(epochs=2.0), "epochs: got 2.0"),
     (dict(batch_size=0), "batch_size: got 0"), (dict(lr=-0.1), "lr: got -0.1"),
     (dict(seed="0"), "seed: got '0'"), (dict(precision="fp32"), "precision: got 'fp32'"),
+    (dict(depth=9), "depth: got 9, expected 6n + 2"), (dict(depth="20"), "depth: got '20', expected an int"),
+    (dict(milestones=5), "milestones: got 5"), (dict(milestones=(-3,)), "milestones: got (-3,)"),
+    (dict(compile="no"), "compile: got 'no', expected True or False"),
+    (dict(hold_out_noisy="false"), "hold_out_noisy: got 'false'"),
+    (dict(train_per_class=2.5), "train_per_class: got 2.5"), (dict(train_per_class=-1), "train_per_class: got -1"),
+    (dict(hold_out=1.5), "hold_out: got 1.5"), (dict(hold_out=True), "hold_out: got True"),
+    (dict(momentum=5), "momentum: got 5"), (dict(dataset=None), "dataset: got None"),
+    (dict(device="gpu"), "device: got 'gpu', expected auto, cpu, cuda"), (dict(loss=["ce"]), "loss: got ['ce']"),
 ])
 def test_an_impossible_configuration_is_refused(change, message):
     with pytest.raises(ValueError) as error: Config(**change)
     assert str(error.value).startswith(message)
+
+
+def test_numpy_numbers_and_lists_become_plain_values(tmp_path):
+    import numpy as np
+    config = replace(TINY, eta=np.float64(0.4), seed=np.int64(0), milestones=[2, 3], epochs=np.int32(5))
+    assert config == replace(TINY, milestones=(2, 3)) and hash(config) == hash(replace(TINY, milestones=(2, 3)))
+    assert type(config.eta) is float and type(config.seed) is int
+    train(config, checkpoint=tmp_path/"run.pt")
+    assert train(config, checkpoint=tmp_path/"run.pt").resumed == 0
+
+
+@pytest.mark.parametrize("epochs", range(1, 40))
+def test_every_length_starts_at_the_full_rate_and_drops_twice_at_most(epochs):
+    config = Config(epochs=epochs)
+    rates = [training.learning_rate(config, epoch) for epoch in range(1, epochs + 1)]
+    assert rates[0] == 0.1 and rates == sorted(rates, reverse=True)
+    if epochs >= 4: assert len(set(rates)) == 3
+
+
+def test_weights_that_blow_up_after_the_last_batch_are_noticed():
+    run = train(replace(TINY, lr=1e30, batch_size=128, epochs=2))
+    assert run.diverged == 1 and "test_accuracy" not in run.history[0]
+
+
+def test_a_run_is_not_resumed_on_other_data(tmp_path):
+    import numpy as np
+    from tce_nb.data import ARRAYS, load
+    arrays = {name: getattr(load("digits"), name).numpy() for name in ARRAYS}
+    np.savez(tmp_path/"x.npz", **arrays)
+    config = replace(TINY, dataset=str(tmp_path/"x.npz"), epochs=1)
+    train(config, checkpoint=tmp_path/"run.pt")
+    arrays["train_images"] = 255 - arrays["train_images"]
+    np.savez(tmp_path/"x.npz", **arrays)
+    with pytest.raises(CheckpointError, match="was written with other data"):
+        train(config, checkpoint=tmp_path/"run.pt")
+
+
+def test_a_constant_channel_is_refused(tmp_path):
+    import numpy as np
+    from tce_nb.data import DataError
+    images = np.random.default_rng(0).integers(256, size=(40, 3, 32, 32), dtype=np.uint8)
+    images[:, 1] = 7
+    labels = np.arange(40) % 4
+    np.savez(tmp_path/"flat.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    with pytest.raises(DataError, match="flat: channel 1 is the same everywhere"):
+        train(Config(dataset=str(tmp_path/"flat.npz"), depth=8, epochs=1))
 
 
 def test_presets():
