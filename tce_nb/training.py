@@ -212,8 +212,8 @@ def make_task(
                           stream(config.seed, "hold-out"))
     mean, std = channel_stats(data.train_images)
     if (std == 0).any():
-        raise DataError(f"{data.name}: channel {int(std.argmin())} is the same "
-                        "everywhere, expected something to learn from")
+        raise DataError(f"{data.name}: channel {int(std.argmin())} is the "
+                        "same everywhere, expected something to learn from")
     digest = hashlib.sha256()
     for tensor in (data.train_images, noisy.labels, data.test_images,
                    data.test_labels):
