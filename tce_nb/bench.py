@@ -327,7 +327,7 @@ def bench_parts(
         parts = prepare(config)
         cut = take_turns({
             "ours": lambda: _drain(epoch_batches(
-                parts.train, 128, True, stream(0, "batches"))),
+                parts.train, 128, stream(0, "batches"))),
             "theirs": lambda: _drain(loader)}, seconds)
         run = Run(config, [], 0.0)
         saved = take_turns({"save": lambda: save_checkpoint(

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['ARRAYS', 'CLASSES', 'PAD', 'SIZE', 'Dataset', 'DataError', 'load_digits', 'load_npz', 'import_torchvision',
-           'data_root', 'load', 'first_per_class', 'subset', 'hold_out', 'channel_stats', 'Images', 'epoch_batches']
+__all__ = ['ARRAYS', 'CLASSES', 'PAD', 'Dataset', 'DataError', 'load_digits', 'load_npz', 'import_torchvision', 'data_root',
+           'load', 'first_per_class', 'subset', 'hold_out', 'channel_stats', 'Images', 'epoch_batches']
 
 # %% ../nbs/core/02_data.ipynb #cee25963
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ def channel_stats(
     return mean.float(), variance.sqrt().float()
 
 # %% ../nbs/core/02_data.ipynb #7487ab57
-PAD, SIZE = 4, 40  # border, and side of a padded image
+PAD = 4  # border of a padded image
 
 class Images:
     "Images on a device, normalised and padded, ready to be cut"
@@ -321,13 +321,17 @@ class Images:
         mean: Tensor,    # of each channel, 0 to 255
         std: Tensor,
         device: Union[str, torch.device] = "cpu",
+        mirror: bool = False,  # whether to keep mirror images too
     ) -> None:
+        self.mirror = mirror
         x = images.to(device).permute(0, 2, 3, 1).float()
         x.sub_(mean.to(device)).div_(std.to(device))
-        self.padded = F.pad(x, (0, 0, PAD, PAD, PAD, PAD))  # N, 40, 40, C
-        self.steps = torch.arange(32, device=device)
+        x = F.pad(x, (0, 0, PAD, PAD, PAD, PAD))
+        self.padded = torch.stack([x, x.flip(2)] if mirror else [x])
+        windows = self.padded.unfold(2, 32, 1).unfold(3, 32, 1)
+        self.windows = windows.movedim(4, 6)  # mirror, image, y, x, 32, 32, C
 
-    def __len__(self) -> int: return len(self.padded)
+    def __len__(self) -> int: return self.padded.shape[1]
 
     def cut(
         self,
@@ -337,30 +341,24 @@ class Images:
         mirror: Tensor,  # whether each is mirrored first
     ) -> Tensor:
         "A batch of mirrored and cropped images, channels last in memory"
-        rows = index[:, None] * SIZE + y[:, None] + self.steps
-        columns = x[:, None] + self.steps
-        columns = torch.where(mirror[:, None], SIZE - 1 - columns, columns)
-        pixels = rows[:, :, None] * SIZE + columns[:, None, :]
-        batch = self.padded.flatten(0, 2).index_select(0, pixels.flatten())
-        return batch.view(*pixels.shape, -1).permute(0, 3, 1, 2)
+        return self.windows[mirror.long(), index, y, x].permute(0, 3, 1, 2)
 
     def plain(self, index) -> Tensor:
         "Images as they are, for evaluation"
-        batch = self.padded[index, PAD:-PAD, PAD:-PAD].permute(0, 3, 1, 2)
+        batch = self.windows[0, index, PAD, PAD].permute(0, 3, 1, 2)
         return batch.contiguous(memory_format=torch.channels_last)
 
 # %% ../nbs/core/02_data.ipynb #fe37ca54
 def epoch_batches(
     images: Images,
     batch_size: int,
-    mirror: bool,  # whether images may be mirrored
     generator: torch.Generator,  # on the CPU
 ) -> Iterator[tuple[Tensor, Tensor]]:
     "Batches of augmented images and their indices, for one epoch"
     n, device = len(images), images.padded.device
     order = torch.randperm(n, generator=generator)
     offsets = torch.randint(2 * PAD + 1, (2, n), generator=generator)
-    flips = torch.rand(n, generator=generator) < (0.5 if mirror else 0.0)
+    flips = torch.rand(n, generator=generator) < (0.5 if images.mirror else 0.0)
     order, offsets, flips = (t.to(device) for t in (order, offsets, flips))
     for start in range(0, n, batch_size):
         part = slice(start, start + batch_size)

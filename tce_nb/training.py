@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -299,7 +300,7 @@ def prepare(
     "Data, network and optimiser of a run, on its device"
     device, task = pick_device(config.device), make_task(config, root)
     data, noisy = task.data, task.noisy
-    def images(x): return Images(x, task.mean, task.std, device)
+    images = partial(Images, mean=task.mean, std=task.std, device=device)
     labels, true_labels, wrong = (t[task.kept].to(device) for t in (
         noisy.labels, noisy.true_labels, noisy.wrong))
     held = noisy.labels if config.hold_out_noisy else noisy.true_labels
@@ -311,7 +312,8 @@ def prepare(
                  stream(config.seed, "init")).to(device)
     model = torch.compile(net) if config.compile else net
     return Parts(
-        task, images(data.train_images[task.kept]), labels, true_labels, wrong,
+        task, images(data.train_images[task.kept], mirror=data.mirror),
+        labels, true_labels, wrong,
         {k: (x, y.to(device)) for k, (x, y) in evaluated.items()}, net, model,
         _criterion(config), _optimizer(config, net),
         *reversed(_precision(config, device)))
@@ -342,7 +344,7 @@ def train_epoch(
     parts.model.train()
     tally = torch.zeros(5, dtype=torch.float64, device=parts.labels.device)
     for batch, i in epoch_batches(
-            parts.train, config.batch_size, parts.task.data.mirror,
+            parts.train, config.batch_size,
             stream(config.seed, "batches", epoch)):
         labels, wrong = parts.labels[i], parts.wrong[i]
         with parts.autocast: logits = parts.model(batch).float()

@@ -205,7 +205,7 @@ def test_every_offset_and_flip_equals_torchvision():
     functional = import_torchvision().transforms.functional
     raw = torch.from_numpy(arrays(n=4)["train_images"])
     mean, std = channel_stats(raw)
-    images = Images(raw, mean, std)
+    images = Images(raw, mean, std, mirror=True)
     for flip in (False, True):
         for y in range(9):
             for x in range(9):
@@ -221,9 +221,9 @@ def test_augmentation_has_torchvisions_distribution(mirror):
     "Offsets are uniform over 9 x 9 and independent of a fair coin"
     marker = torch.zeros(1, 1, 32, 32, dtype=torch.uint8)
     marker[0, 0, 16, 10] = 255
-    images = Images(marker.expand(20_000, 1, 32, 32), torch.zeros(1), torch.ones(1))
+    images = Images(marker.expand(20_000, 1, 32, 32), torch.zeros(1), torch.ones(1), mirror=mirror)
     counts = torch.zeros(2, 9, 9)
-    for batch, _ in epoch_batches(images, 1000, mirror, torch.Generator().manual_seed(0)):
+    for batch, _ in epoch_batches(images, 1000, torch.Generator().manual_seed(0)):
         place = batch.flatten(1).argmax(1)
         y, x = 16 + 4 - place // 32, place % 32
         flipped = x > 15  # the marker sits at 10, its mirror image at 21
@@ -242,10 +242,10 @@ def test_the_border_is_the_mean_colour():
 
 
 def test_the_same_epoch_whatever_the_global_seed():
-    images = Images(*(lambda x: (x, *channel_stats(x)))(torch.from_numpy(arrays()["train_images"])))
+    images = Images(*(lambda x: (x, *channel_stats(x)))(torch.from_numpy(arrays()["train_images"])), mirror=True)
     def epoch():
         torch.manual_seed(np.random.randint(1000))
-        return torch.cat([b for b, _ in epoch_batches(images, 6, True, torch.Generator().manual_seed(3))])
+        return torch.cat([b for b, _ in epoch_batches(images, 6, torch.Generator().manual_seed(3))])
     assert torch.equal(epoch(), epoch())
 
 
