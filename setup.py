@@ -26,8 +26,11 @@ setup(
     python_requires=f">={about['min_python']}",
     install_requires=about["requirements"].split(),
     extras_require=extras,
-    packages=[about["lib_name"]],
-    package_data={about["lib_name"]: ["py.typed"]},
+    packages=["tce_nb", "tce_nb.experiments"],
+    package_dir={"tce_nb.experiments": "nbs/experiments"},
+    package_data={"tce_nb": ["py.typed"],
+                  "tce_nb.experiments": ["*.ipynb"]},
+    entry_points={"console_scripts": ["tce=tce_nb.cli:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",

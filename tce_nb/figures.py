@@ -13,10 +13,11 @@ from torch import Tensor
 
 from .losses import tame, tamed_weight
 from .noise import NoisyLabels
+from .training import Config, drops
 
 # %% auto #0
 __all__ = ['ALPHAS', 'use_style', 'alpha_style', 'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight',
-           'plot_samples']
+           'plot_samples', 'plot_history', 'plot_confusion']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -96,7 +97,7 @@ def plot_samples(
     columns: int = 10,
 ) -> Figure:
     "A grid of images, each under its label; wrong labels stand out"
-    rows = -(-len(images) // columns)
+    rows = max(1, -(-len(images) // columns))
     figure, axes = plt.subplots(rows, columns, squeeze=False,
                                 figsize=(0.85 * columns, 1.1 * rows))
     wrong = sns.color_palette("colorblind")[3]
@@ -107,4 +108,58 @@ def plot_samples(
         if label == true: axis.set_title(int(label), size=9)
         else: axis.set_title(f"{int(true)} → {int(label)}", size=9,
                              color=wrong, weight="bold")
+    return figure
+
+# %% ../nbs/core/07_figures.ipynb #cfaac181
+def plot_history(
+    history: list[dict],  # of a run
+    config: Config,
+) -> Figure:
+    "Error by epoch, and how much of the training labels has been learned"
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4))
+    _plot_columns(left, history, {
+        "test_accuracy": "test", "val_accuracy": "validation"},
+        lambda accuracy: 100 * (1 - accuracy))
+    _plot_columns(right, history, {
+        "clean_accuracy": "clean labels learned",
+        "memorised": "wrong labels memorised",
+        "corrected": "wrong labels seen through"},
+        lambda share: 100 * share)
+    left.set(xlabel="epoch", ylabel="error (%)", title="Unseen images")
+    right.set(xlabel="epoch", ylabel="share (%)", ylim=(0, 100),
+              title="Training images")
+    for axes in (left, right):
+        for drop in drops(config):
+            if drop <= config.epochs: axes.axvline(
+                drop, color="0.5", linestyle=":", linewidth=1, zorder=0)
+        axes.legend()
+    return figure
+
+def _plot_columns(axes, history: list[dict], names: dict, convert) -> None:
+    "Curves of the columns that a history has"
+    for number, (name, label) in enumerate(names.items()):
+        rows = [row for row in history if row.get(name) is not None]
+        if rows: axes.plot(
+            [row["epoch"] for row in rows],
+            [convert(row[name]) for row in rows], label=label, linewidth=2,
+            dashes=_DASHES[number])
+
+# %% ../nbs/core/07_figures.ipynb #78b7a7d5
+def plot_confusion(
+    labels: Tensor,     # true classes
+    predicted: Tensor,
+    num_classes: int,
+) -> Figure:
+    "Confusion matrix; numbers are shown for up to twenty classes"
+    counts = torch.bincount(labels * num_classes + predicted,
+                            minlength=num_classes ** 2)
+    counts = counts.view(num_classes, num_classes)
+    few = num_classes <= 20
+    figure, axes = plt.subplots(figsize=(5.6, 4.6))
+    sns.heatmap(counts / counts.sum(1, keepdim=True).clamp(min=1), ax=axes,
+                vmin=0, vmax=1, cmap="crest", annot=counts if few else None,
+                fmt="d", square=True, annot_kws={"size": 8},
+                xticklabels=1 if few else 10, yticklabels=1 if few else 10)
+    axes.set(xlabel="predicted", ylabel="true")
+    axes.grid(False)
     return figure

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 import torch
@@ -34,8 +34,9 @@ from .resnet import ResNet
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'PRESETS', 'CPU_SIZES', 'Config', 'preset', 'drops', 'learning_rate', 'stream', 'Task', 'make_task',
-           'calibration_error', 'evaluate', 'pick_device', 'Parts', 'prepare', 'train_epoch', 'CheckpointError',
-           'save_checkpoint', 'load_checkpoint', 'Run', 'run_epoch', 'train', 'describe', 'report']
+           'calibration_error', 'predict', 'evaluate', 'pick_device', 'Parts', 'prepare', 'train_epoch',
+           'CheckpointError', 'DamagedCheckpoint', 'write_whole', 'save_checkpoint', 'load_checkpoint', 'Run',
+           'run_epoch', 'train', 'describe', 'report']
 
 # %% ../nbs/core/04_training.ipynb #c3a9f1c4
 @dataclass(frozen=True)
@@ -235,16 +236,24 @@ def calibration_error(
 
 # %% ../nbs/core/04_training.ipynb #aa865329
 @torch.inference_mode()
+def predict(
+    net: nn.Module,
+    images: Images,
+    batch_size: int = 512,
+) -> Tensor:  # logits, N x K
+    "What the network says of the images as they are"
+    net.eval()
+    return torch.cat([net(images.plain(slice(i, i + batch_size))).float()
+                      for i in range(0, len(images), batch_size)])
+
+@torch.inference_mode()
 def evaluate(
     net: nn.Module,
     images: Images,
     labels: Tensor,  # on the device of the images
-    batch_size: int = 512,
 ) -> dict[str, float]:
     "Accuracy, negative log-likelihood and calibration error"
-    net.eval()
-    logits = torch.cat([net(images.plain(slice(i, i + batch_size))).float()
-                        for i in range(0, len(images), batch_size)])
+    logits = predict(net, images)
     confidence, predicted = logits.softmax(1).max(1)
     correct = predicted == labels
     return dict(accuracy=correct.double().mean().item(),
@@ -370,24 +379,31 @@ def _rates(tally: Tensor, n: int, wrong: int) -> dict[str, Any]:
                 memorised=rate(memorised, wrong),
                 corrected=rate(corrected, wrong))
 
-# %% ../nbs/core/04_training.ipynb #36d6952d
+# %% ../nbs/core/04_training.ipynb #e3c0b0e9
 class CheckpointError(RuntimeError):
     "A checkpoint that cannot be resumed from, and what to do about it"
 
-def save_checkpoint(path: Path, state: dict) -> None:
-    "Write a checkpoint, whole or not at all"
-    content = io.BytesIO()
-    torch.save(state, content)
-    body = content.getvalue()
+class DamagedCheckpoint(CheckpointError):
+    "A checkpoint that is not whole"
+
+def write_whole(path: Path, content: bytes) -> None:
+    "Write a file, whole or not at all"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.tmp")
     try:
         with open(part, "wb") as file:
-            file.write(hashlib.sha256(body).digest() + body)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
     finally: part.unlink(missing_ok=True)
+
+def save_checkpoint(path: Path, state: dict) -> None:
+    "Write a checkpoint and its checksum"
+    content = io.BytesIO()
+    torch.save(state, content)
+    body = content.getvalue()
+    write_whole(path, hashlib.sha256(body).digest() + body)
 
 # %% ../nbs/core/04_training.ipynb #f904bfef
 def load_checkpoint(path: Path, config: Config) -> dict:
@@ -401,15 +417,14 @@ def load_checkpoint(path: Path, config: Config) -> dict:
         saved = state["config"]
     except Exception as error:
         why = str(error).split("\n")[0]
-        raise CheckpointError(f"{path}: not a whole checkpoint ({why}); "
-                              "remove it to start the run again") from error
+        raise DamagedCheckpoint(f"{path}: not a whole checkpoint ({why}); "
+                                "remove it to start the run again") from error
     wanted = _plain(config)
-    if saved != wanted:
-        names = sorted(k for k in {*saved, *wanted}
-                       if saved.get(k) != wanted.get(k))
-        raise CheckpointError(
-            f"{path}: belongs to another run ({', '.join(names)} differ); "
-            "remove it or choose another path")
+    names = sorted(k for k in {*saved, *wanted} - {"device"}
+                   if saved.get(k) != wanted.get(k))
+    if names: raise CheckpointError(
+        f"{path}: belongs to another run ({', '.join(names)} differ); "
+        "remove it or choose another path")
     return state
 
 def _plain(config: Config) -> dict:
@@ -427,6 +442,7 @@ class Run:
     diverged: Optional[int] = None   # the epoch, if the loss was no number
     resumed: int = 0                 # how often it went on after a stop
     net: Optional[nn.Module] = None
+    task: Optional[Task] = None
 
     @property
     def finished(self) -> bool:
@@ -462,11 +478,13 @@ def train(
     config: Config,
     root: Union[str, Path, None] = None,        # of the data
     checkpoint: Union[str, Path, None] = None,  # where to save and resume
-    progress: bool = False,                     # report each epoch
+    progress: Union[bool, Callable[[Run], object]] = False,
 ) -> Run:
     "Train one network; with a checkpoint, go on where an earlier try ended"
     parts = prepare(config, root)
-    run = Run(config, [], parts.task.noisy.wrong_rate, net=parts.net)
+    run = Run(config, [], parts.task.noisy.wrong_rate, net=parts.net,
+              task=parts.task)
+    tell = report if progress is True else progress  # after each epoch
     path = None if checkpoint is None else Path(checkpoint)
     if path and path.exists(): _resume(run, parts, path)
     while not run.finished:
@@ -475,7 +493,7 @@ def train(
         if not math.isfinite(run.history[-1]["train_loss"]):
             run.diverged = epoch
         if path: save_checkpoint(path, _state(run, parts))
-        if progress: report(run)
+        if tell: tell(run)
     return run
 
 # %% ../nbs/core/04_training.ipynb #fcbb8dd8
