@@ -6,7 +6,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.bench.SideBySide.__init__': ('core/bench.html#sidebyside.__init__', 'tce_nb/bench.py'),
                               'tce_nb.bench.SideBySide.close': ('core/bench.html#sidebyside.close', 'tce_nb/bench.py'),
                               'tce_nb.bench._case_name': ('core/bench.html#_case_name', 'tce_nb/bench.py'),
-                              'tce_nb.bench._cpu_name': ('core/bench.html#_cpu_name', 'tce_nb/bench.py'),
                               'tce_nb.bench._drain': ('core/bench.html#_drain', 'tce_nb/bench.py'),
                               'tce_nb.bench._epoch_of': ('core/bench.html#_epoch_of', 'tce_nb/bench.py'),
                               'tce_nb.bench._import': ('core/bench.html#_import', 'tce_nb/bench.py'),

@@ -26,6 +26,7 @@ from torch.autograd.profiler import profile
 
 from .data import epoch_batches, import_torchvision, load
 from .losses import tamed_cross_entropy
+from .records import device_name, library_commit
 from .resnet import ResNet
 from .training import (
     Config, Run, _state, prepare, save_checkpoint, stream, train_epoch)
@@ -370,21 +371,13 @@ def _row(name, ours, theirs, **limit) -> Row:
     return dict(name=name, ratio=middle, low=low, high=high,
                 rounds=len(ours), **limit)
 
-# %% ../nbs/core/11_bench.ipynb #9ce71d7d
+# %% ../nbs/core/11_bench.ipynb #2e3a65d3
 def machine() -> Row:
     "What the numbers were measured on"
-    gpu = torch.cuda.is_available()
-    return dict(device=torch.cuda.get_device_name() if gpu else _cpu_name(),
+    return dict(device=device_name(torch.device(DEVICE)),
                 cores=os.cpu_count(), threads=torch.get_num_threads(),
-                torch=torch.__version__, python=platform.python_version())
-
-def _cpu_name() -> str:
-    "The processor's own name for itself"
-    try: lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError: return platform.processor() or platform.machine()
-    names = [line.split(":")[1].strip() for line in lines
-             if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+                torch=torch.__version__, python=platform.python_version(),
+                commit=library_commit())
 
 # %% ../nbs/core/11_bench.ipynb #11145cc7
 def missed(
@@ -410,7 +403,7 @@ def markdown(
                      f"| {span} | {limit} |")
     lines += ["", f"Measured on {about['device']}, {about['cores']} cores, "
               f"{about['threads']} thread, PyTorch {about['torch']}, "
-              f"{report['date']}."]
+              f"commit {about['commit']}, {report['date']}."]
     return "\n".join(lines)
 
 # %% ../nbs/core/11_bench.ipynb #3c2ece36
@@ -419,8 +412,8 @@ def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tce_nb.bench",
                                      description=main.__doc__)
     parser.add_argument("--json", type=Path, help="where to write the report")
-    parser.add_argument("--seconds", type=float, default=10,
-                        help="time for each comparison (default: 10)")
+    parser.add_argument("--seconds", type=float, default=5,
+                        help="time for each comparison (default: 5)")
     options = parser.parse_args(args)
     torch.set_num_threads(1)
     rows = [row for bench in (bench_losses, bench_parts, bench_trainer)
