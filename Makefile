@@ -13,8 +13,9 @@ RUN := OMP_NUM_THREADS=1 TCE_DATA="$${TCE_DATA:+$$(cd "$$TCE_DATA" && pwd)}"
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-book: $(READY) ## export the library and build the book into _build/html
+book: $(READY) ## run a comparison on digits, build the book into _build/html
 	$(BIN)/nbdev_export
+	$(RUN) $(BIN)/tce sweep --preset digits
 	$(RUN) $(BIN)/jupyter-book build . -n -W --keep-going --quiet
 	@echo "The book is ready: open $(CURDIR)/_build/html/index.html"
 
@@ -35,8 +36,9 @@ constraints: $(READY) ## pin what new requirements in settings.ini need
 	  --no-emit-find-links --custom-compile-command "make constraints" \
 	  --output-file constraints.txt --quiet
 
-clean: ## remove the book, caches and .venv
+clean: ## remove the book, caches, .venv and the runs on digits
 	rm -rf _build .venv .pytest_cache .hypothesis .mypy_cache *.egg-info dist build
+	rm -rf results/work/digits-* results/records/digits-*
 
 # What is missing is said before anything starts; the stamp is written last,
 # so a broken installation is repeated.

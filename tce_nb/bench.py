@@ -287,7 +287,7 @@ def bench_trainer(
         path = _random_npz(folder, images)
         torch.set_num_threads(cores)
         times = take_turns({"ours": our_loop(path), "plain": plain_loop(path)},
-                           2 * seconds)
+                           10 * seconds)
         torch.set_num_threads(1)
         side = SideBySide(path, cores)
         plain = plain_loop(path)
@@ -296,7 +296,7 @@ def bench_trainer(
             plain()
             torch.set_num_threads(1)
         beside = take_turns({"side": side, "plain": plain_all,
-                             "matmul": matmul_loop(cores)}, 3 * seconds)
+                             "matmul": matmul_loop(cores)}, 12 * seconds)
         alone = take_turns({"conv": convolution_loop(),
                             "matmul": matmul_loop(1)}, seconds)
         side.close()
@@ -322,9 +322,9 @@ def bench_parts(
     "Loss, augmentation, import and checkpoint inside the trainer"
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        path = _random_npz(folder, 512)
+        path = _random_npz(folder, 256)
         epochs = {loss: our_loop(path, loss) for loss in ("tce", "ce")}
-        times = take_turns(epochs, 3 * seconds)
+        times = take_turns(epochs, 8 * seconds)
         path = _random_npz(folder, 1024)
         loader = plain_loader(path)
         config = Config(dataset=path, device="cpu")
@@ -339,7 +339,7 @@ def bench_parts(
     sizes = take_turns({str(n): _epoch_of(n) for n in (256, 1024)}, seconds)
     imports = take_turns({"ours": _import("torch, tce_nb"),
                           "theirs": _import("torch")}, 3 * seconds)
-    ten_thousand = 10_000 * statistics.median(times["tce"]) / 512
+    ten_thousand = 10_000 * statistics.median(times["tce"]) / 256
     return [
         _row("TCE / CE epoch of the trainer", times["tce"], times["ce"],
              at_most=1.01),

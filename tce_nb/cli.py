@@ -48,11 +48,12 @@ _EXAMPLES = dict(
   tce run --dataset mine.npz --loss ce --epochs 20 --device cuda
   tce run --preset paper --dataset cifar100 --hold-out""",
     sweep="""examples:
-  tce sweep --preset smoke                       # a comparison on digits
+  tce sweep --preset digits                      # a comparison, in minutes
   tce sweep --preset paper --dry-run             # 588 runs: what they cost
   tce sweep --preset paper --dataset cifar100 --loss tce:1.5 --eta 0.4
                                                  # one cell of Table 1
   tce sweep --preset cpu --dataset cifar10 --loss ce tce --seeds 1
+  tce sweep --preset smoke --set epochs=30 noise=uniform_excluding_true
   tce sweep --preset paper --ray auto --gpus-per-run 0.25""",
     status="""examples:
   tce status                                     # every preset begun here
@@ -128,6 +129,8 @@ def _cell_options(parser, required: bool) -> None:
     parser.add_argument("--eta", nargs="+", type=float, metavar="ETA")
     parser.add_argument("--seeds", type=int, metavar="N",
                         help="runs for each mean (paper: 5, cpu: 3)")
+    parser.add_argument("--set", nargs="+", metavar="FIELD=VALUE", default=[],
+                        help="change a field of every run: epochs=10 lr=0.05")
 
 def _sweep_options(parser) -> None:
     "Which cells, and where they run"
@@ -217,19 +220,33 @@ def command_sweep(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace, scale: Optional[str] = None):
     "The jobs that the options describe"
     return plan(scale or options.preset, options.dataset, options.loss,
-                options.eta, options.seeds)
+                options.eta, options.seeds, **_changes(options.set))
+
+def _changes(words: list[str]) -> dict[str, Any]:
+    "Fields and values from words such as `epochs=10`"
+    free = {f.name for f in fields(Config)} - {
+        "dataset", "loss", "alpha", "eta", "seed"}
+    changes = {}
+    for word in words:
+        name, given, value = word.partition("=")
+        if name not in free or not given:
+            raise ValueError(unknown("--set", word, sorted(free)))
+        try: changes[name] = json.loads(value)
+        except ValueError: changes[name] = value
+    return changes
 
 # %% ../nbs/core/09_cli.ipynb #5207955f
 def _work_off(jobs: list[Job], options, results: Path) -> int:
     "Run the jobs, or say what they would cost"
     if options.dry_run: return _dry_run(jobs, options, results)
-    hours = 3600 * options.limit
+    seconds = 3600 * options.limit
+    pool = RayPool(
+        results, options.ray, options.data, options.cpus_per_run,
+        options.gpus_per_run, seconds, options.checkpoints
+        ) if options.ray else LocalPool(
+        results, options.data, options.workers, options.threads, seconds,
+        options.runs_per_gpu)
     with _stop_on_signals(), _Screen(results, options.data) as screen:
-        pool = RayPool(results, options.ray, options.data,
-                       options.cpus_per_run, options.gpus_per_run, hours,
-                       options.checkpoints) if options.ray else LocalPool(
-            results, options.data, options.workers, options.threads, hours,
-            options.runs_per_gpu)
         try: states = Sweep(jobs, pool, results, screen.tell).run()
         finally: pool.close()
     failed = [state for state in states if state.state == "failed"]

@@ -24,6 +24,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from filelock import FileLock, Timeout
+from scipy import stats
 from torch import Tensor
 
 import tce_nb
@@ -38,7 +39,7 @@ __all__ = ['GROUPS', 'SCHEMA', 'COLUMNS', 'CELL', 'identity', 'loss_name', 'run_
            'results_folder', 'Files', 'selected_in', 'readings', 'confidence_groups', 'plausibility', 'examine',
            'library_commit', 'device_name', 'surroundings', 'make_record', 'write_record', 'RecordError', 'read_record',
            'record_config', 'record_history', 'AlreadyRecorded', 'Busy', 'recorded', 'is_running', 'record_run',
-           'find_selected', 'read_all', 'gather', 'histories', 'cells', 'paper_numbers']
+           'find_selected', 'read_all', 'gather', 'histories', 'cells', 'paired_difference', 'paper_numbers']
 
 # %% ../nbs/core/05_records.ipynb #b39291af
 def identity(
@@ -531,6 +532,23 @@ def cells(
         wrong_rate=("wrong_rate", "mean"), epoch=(f"{reading}_epoch", "mean"),
         diverged=("diverged", "count"), runs=("name", "count"),
         seconds=("seconds", "sum")).reset_index()
+
+# %% ../nbs/core/05_records.ipynb #b6e5cdb5
+def paired_difference(
+    frame: pd.DataFrame,  # from `gather`; runs of one data set, scale and eta
+    method: str,          # such as "tce:1.5"
+    other: str = "ce",
+    reading: str = "selected",  # or "last", "oracle"
+) -> dict[str, float]:
+    "Mean difference in accuracy over common seeds, and its 95% interval"
+    full = frame[frame.hold_out == 0]
+    table = full.pivot(index="seed", columns="method", values=reading)
+    table = table.reindex(columns=[method, other]).dropna()
+    difference, n = table[method] - table[other], len(table)
+    half = stats.t.ppf(0.975, n - 1) * difference.std() / math.sqrt(n) \
+        if n > 1 else math.nan
+    mean = difference.mean()
+    return dict(n=n, mean=mean, low=mean - half, high=mean + half)
 
 # %% ../nbs/core/05_records.ipynb #28c548a4
 def paper_numbers(

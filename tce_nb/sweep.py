@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -89,7 +90,7 @@ class Job:
 ETAS: dict[str, tuple[float, ...]] = {
     "cifar100": (0.4, 0.8, 0.0, 0.6, 0.2), "cifar10": (0.4, 0.8, 0.0),
     "svhn": (0.4, 0.8, 0.0), "mnist": (0.4, 0.8, 0.0)}
-SEEDS = {"paper": 5, "cpu": 3, "smoke": 5}
+SEEDS = {"paper": 5, "cpu": 3, "digits": 4, "smoke": 2}
 
 def hold_out_size(
     scale: str,  # a preset
@@ -102,7 +103,7 @@ def grid(
 ) -> dict[str, Any]:
     "The cells of a preset"
     if scale not in SEEDS: raise ValueError(unknown("preset", scale, SEEDS))
-    if scale == "smoke":
+    if scale in ("digits", "smoke"):
         return dict(etas={"digits": (0.4,)}, methods=("ce", "tce:1.5"))
     return dict(etas=ETAS, methods=METHODS)
 
@@ -196,6 +197,8 @@ def read_parameters(
               if namespace.get(name) is not None}
     if namespace["preset"] not in PRESETS:
         raise ValueError(unknown("preset", namespace["preset"], PRESETS))
+    if "hold_out" in namespace:  # the template of hold-out runs
+        chosen.setdefault("hold_out", hold_out_size(namespace["preset"]))
     if chosen.get("loss", "tce") not in LOSSES:
         raise ValueError(unknown("loss", chosen["loss"], LOSSES))
     return preset(namespace["preset"], **chosen)
@@ -270,7 +273,7 @@ def run_notebook(
 def worker() -> None:
     "The life of a run's own process: one job from standard input"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
-    job = json.loads(sys.stdin.readline())
+    job = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
     threading.Thread(target=_end_with_driver, daemon=True).start()
     files = Files(job["name"], job["parameters"]["results"])
     try: run_notebook(job["kind"], files.notebook, job["parameters"])
@@ -285,7 +288,7 @@ def worker() -> None:
 
 def _end_with_driver() -> None:
     "End this process when its standard input is closed"
-    sys.stdin.read()
+    while os.read(0, 1): pass  # not sys.stdin, which may be locked at exit
     os._exit(3)
 
 # %% ../nbs/core/06_sweep.ipynb #eaf43484
@@ -439,9 +442,11 @@ class RayPool:
         except ImportError: raise ValueError(
             'ray: not installed; pip install "tce_nb[ray]"') from None
         self.ray, self.results, self.data = ray, results, data
-        try: ray.init(None if address == "local" else address,
-                      log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError) as error: raise ValueError(
+        try:
+            _reach(address)
+            ray.init(None if address == "local" else address,
+                     log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, ValueError) as error: raise ValueError(
             f"ray: no cluster at {address!r} ({error})") from None
         threads = {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
         folder = str(Path(checkpoints).absolute()) if checkpoints else None
@@ -473,6 +478,12 @@ class RayPool:
         self.threads.shutdown()
 
 # %% ../nbs/core/06_sweep.ipynb #9a6fa39c
+def _reach(address: str) -> None:
+    "Knock at a cluster's door; Ray itself would wait for minutes"
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=5).close()
+
 def _ray_task(message: dict, limit: float, environment: dict,
               folder: Optional[str]) -> tuple[Outcome, dict[str, bytes]]:
     "Run a job on a node; its files come back with the outcome"

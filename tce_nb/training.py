@@ -135,6 +135,7 @@ _RULES: dict[str, tuple] = {
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(epochs=256),
     "cpu": dict(epochs=16, device="cpu"),
+    "digits": dict(epochs=16, batch_size=32, depth=8),
     "smoke": dict(train_per_class=100, test_per_class=20, batch_size=32,
                   depth=8),
 }
@@ -144,7 +145,7 @@ CPU_SIZES = {  # training and test images per class, epochs
 
 # %% ../nbs/core/04_training.ipynb #b41e2c7a
 def preset(
-    scale: str,  # "paper", "cpu" or "smoke"
+    scale: str,  # "paper", "cpu", "digits" or "smoke"
     **changes,   # fields of `Config`; they win over the preset
 ) -> Config:
     "A configuration at one of the project's scales"

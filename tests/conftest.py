@@ -1,9 +1,14 @@
 """What several tests share."""
+import json
+import os
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
+
+from tce_nb.sweep import plan
 
 ROOT = Path(__file__).parents[1]
 SKIP = {".venv", "_build", ".pytest_cache", ".mypy_cache", "__pycache__", ".hypothesis", "tce_nb.egg-info"}
@@ -27,3 +32,45 @@ def clone(tmp_path):
         (folder/name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT/name, folder/name)
     return folder
+
+
+BIN = Path(sysconfig.get_path("scripts"))
+TINY = dict(train_per_class=8, test_per_class=4, epochs=12, device="cpu")
+SET = ["--set", *(f"{k}={v}" for k, v in TINY.items())]
+SWEEP = ["sweep", "--preset", "smoke", "--seeds", "1", "--workers", "2", *SET]
+JOBS = plan("smoke", seeds=1, **TINY)
+
+
+def tce(*arguments, **options):
+    "Start the command in a process group of its own"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
+    return subprocess.Popen([str(BIN/"tce"), *map(str, arguments)], text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, env=environment, start_new_session=True, **options)
+
+
+def finish(process, code=0, timeout=300):
+    "Wait for a command and check its exit code"
+    said, _ = process.communicate(timeout=timeout)
+    assert process.returncode == code, said
+    return said
+
+
+def essence(folder):
+    "What the records of a folder say, without clocks and places"
+    found = {}
+    for path in sorted(folder.glob("records/*.json")):
+        record = json.loads(path.read_text())
+        for name in ("seconds", "images_per_second"): del record["history"][name]
+        found[path.stem] = {k: record[k] for k in (
+            "config", "data", "history", "readings", "end", "wrong_rate", "diverged")}
+    return found
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory, worker_id):
+    "The records of a sweep that nothing happens to"
+    folder = tmp_path_factory.mktemp(f"undisturbed {worker_id}")
+    said = finish(tce(*SWEEP, "--results", folder))
+    assert said.count(" done ") == 4 and said.count("running") == 4
+    assert len(essence(folder)) == 4
+    return essence(folder)

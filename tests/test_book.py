@@ -1,24 +1,40 @@
 """The book builds without a warning, and its pages are what readers expect."""
+import os
 import re
+import shutil
 import subprocess
-import sysconfig
 from html import unescape
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import BIN, ROOT
+from tce_nb.records import make_record, write_record
+from tce_nb.sweep import plan
+from tce_nb.training import Run, make_task
 
-BIN = Path(sysconfig.get_path("scripts"))
 pytestmark = pytest.mark.xdist_group("book")  # one build serves all
+
+
+def make_up_digits(folder):
+    "Records of the comparison on digits, with numbers made up for this test"
+    for job in plan("digits", seeds=3):
+        accuracy = {"ce": 0.80, "tce": 0.85}[job.config.loss] + job.config.seed / 100
+        history = [dict(epoch=epoch, test_accuracy=accuracy, val_accuracy=0.5, seconds=1.0,
+                        images_per_second=1.0) for epoch in range(1, job.config.epochs + 1)]
+        task = make_task(job.config)
+        write_record(make_record(Run(job.config, history, task.noisy.wrong_rate, task=task)), folder)
 
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     "The folder of the built pages; a warning fails the build"
     out = tmp_path_factory.mktemp("book with a space")
+    shutil.copytree(ROOT/"results", out/"results", ignore=shutil.ignore_patterns("digits-*", "work"))
+    make_up_digits(out/"results")
     result = subprocess.run(
         [str(BIN/"jupyter-book"), "build", ".", "-n", "-W", "--keep-going", "--path-output", str(out)],
-        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "TCE_RESULTS": str(out/"results")})
     assert result.returncode == 0, result.stdout
     return out/"_build"/"html"
 
@@ -40,6 +56,13 @@ def test_every_chapter_is_there(pages):
     sources = {p.relative_to(ROOT).with_suffix("").as_posix() for p in (ROOT/"nbs").rglob("*")
                if p.suffix in (".ipynb", ".md") and ".ipynb_checkpoints" not in p.parts}
     assert sources == set(listed)
+
+
+def test_the_first_page_shows_the_comparison_on_digits(pages):
+    shown = re.sub(r"\s+", " ", text_of(pages["nbs/index.html"]))
+    assert "cross entropy 82.0 1.0 3 Tamed Cross Entropy 87.0 1.0 3" in shown
+    assert "Taming gained 5.0 points (95% interval +5.0 to +5.0, 3 seeds)" in shown
+    assert "training images, 40% of their labels drawn at random" in shown
 
 
 def test_directives_and_hidden_cells_do_not_show(pages):

@@ -4,19 +4,16 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 from configparser import ConfigParser
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, tracked_files
+from conftest import BIN, ROOT, tracked_files
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 NOTEBOOKS = sorted(name for name in tracked_files() if name.endswith(".ipynb"))
-BIN = Path(sysconfig.get_path("scripts"))
-
 
 def run(*command, **kwargs):
     "Run a command, showing what it printed if it fails"
@@ -47,8 +44,9 @@ def test_notebooks_and_library_are_in_sync(clone, command):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
-def test_notebook_runs(notebook):
-    assert "Success." in run(BIN/"nbdev_test", "--path", notebook, "--n_workers", 0, cwd=ROOT)
+def test_notebook_runs(notebook, tmp_path):
+    environment = {**os.environ, "TCE_RESULTS": str(tmp_path)}
+    assert "Success." in run(BIN/"nbdev_test", "--path", notebook, "--n_workers", 0, cwd=ROOT, env=environment)
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
@@ -154,6 +152,9 @@ def test_the_wheel_needs_torch_alone(clone, tmp_path):
     extra = {canonicalize_name(d["name"]) for d in names} - allowed
     assert extra <= {"tce-nb", "pip", "setuptools"}
     assert (site/"tce_nb"/"py.typed").exists()
+    assert {p.name for p in (site/"tce_nb"/"experiments").iterdir()} >= {"train.ipynb", "select_epoch.ipynb"}
+    bare = subprocess.run([str(venv/"bin"/"tce"), "status"], capture_output=True, text=True)
+    assert bare.returncode == 1 and 'pip install "tce_nb[experiments]"' in bare.stderr
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     assert "trained" in run(python, "-c", TRAIN, cwd=tmp_path, env=environment)
 

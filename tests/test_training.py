@@ -318,7 +318,7 @@ def test_presets():
     assert [preset("cpu", dataset=d).epochs for d in ("cifar100", "cifar10", "mnist", "svhn")] == [30, 30, 16, 16]
     assert preset("cpu", dataset="cifar10").train_per_class == 1000
     assert preset("smoke", epochs=2).epochs == 2
-    with pytest.raises(ValueError, match="preset: got 'gpu', expected one of paper, cpu, smoke"): preset("gpu")
+    with pytest.raises(ValueError, match="preset: got 'gpu', expected one of paper, cpu, digits, smoke"): preset("gpu")
     with pytest.raises(TypeError, match="etha: not a field"): preset("smoke", etha=1)
 
 

@@ -1,0 +1,156 @@
+"""The command: clear words, right exit codes, nothing started by accident."""
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from conftest import BIN, SET
+from tce_nb.cli import main
+from tce_nb.records import Files, record_run, run_name
+from tce_nb.sweep import plan
+from tce_nb.training import preset
+
+TINY = dict(train_per_class=8, test_per_class=4, epochs=2, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    "A folder with two seeds of two losses, and their hold-out runs"
+    folder = tmp_path_factory.mktemp("results")
+    for job in plan("smoke", seeds=2, **TINY): record_run(job.config, folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("verb", ["run", "sweep", "status", "results"])
+def test_every_verb_has_examples_that_parse(verb, capsys):
+    from tce_nb.cli import make_parser
+    with pytest.raises(SystemExit) as ended: main([verb, "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    examples = re.findall(r"^  tce (.*?)(?:\s+#.*|\s+>.*)?$", said.split("examples:")[1], re.M)
+    assert len(examples) >= 2
+    for example in examples: make_parser().parse_args(example.split())
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ("run --loss cee", "loss: got 'cee', expected one of ce, .*did you mean ce?"),
+    ("run --loss ce --alpha 1", "alpha: got 1 with loss ce"),
+    ("run --loss tce:1 --alpha 1", "alpha: got 1 with loss tce:1"),
+    ("run --eta 1.5", "eta: got 1.5, expected a number from 0 to 1"),
+    ("run --epochs 0", "epochs: got 0, expected an int >= 1"),
+    ("run --depth 9", "depth: got 9, expected 6n"),
+    ("run --dataset nothing.npz", "dataset: got 'nothing.npz', which cannot be read"),
+    ("run --hold-out 1.5", "hold_out: got 1.5, expected a share below 1"),
+    ("sweep --preset cpu --dataset cifar", "dataset: got 'cifar'.*did you mean cifar10"),
+    ("sweep --preset cpu --loss tec", "loss: got 'tec'.*did you mean tce?"),
+    ("sweep --preset cpu --eta -1", "eta: got -1.0, expected a number from 0 to 1"),
+    ("sweep --preset cpu --seeds 0", "seeds: got 0, expected an int >= 1"),
+    ("sweep --preset cpu --set epoch=3", "--set: got 'epoch=3'.*did you mean epochs?"),
+    ("sweep --preset cpu --set epochs=many", "epochs: got 'many', expected an int"),
+    ("sweep --preset smoke --ray nowhere:1", "ray: no cluster at 'nowhere:1'"),
+])
+def test_a_mistake_is_one_line_and_code_2(arguments, message, capsys, tmp_path):
+    assert main([*arguments.split(), "--results", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert re.search(message, said) and said.count("\n") == 1 and said.startswith("tce ")
+    assert not (tmp_path/"records").exists()
+
+
+@pytest.mark.parametrize("arguments", [
+    "", "swep", "sweep", "sweep --preset papr", "sweep --preset digit", "sweep --preset cpu --workers 0", "run --limit -1",
+    "run --limit nan", "run --epoch 3", "sweep --preset cpu --threads 1.5", "results --csv --markdown"])
+def test_a_wrong_option_is_code_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended: main(arguments.split())
+    assert ended.value.code == 2 and "error:" in capsys.readouterr().err
+
+
+def test_a_dry_run_starts_nothing(tmp_path, capsys):
+    assert main(["sweep", "--preset", "paper", "--dry-run", "--results", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("waiting") == 588 and "588 runs, 588 to do: about" in said and "images/s" in said
+    assert main(["sweep", "--preset", "paper", "--dry-run", "--json", "--results", str(tmp_path)]) == 0
+    estimate = json.loads(capsys.readouterr().out)
+    assert len(estimate["runs"]) == 588 and estimate["images_per_second"] > 0
+    images = 588 * 256 * 50_000
+    assert estimate["hours"] * 3600 * estimate["slots"] * estimate["images_per_second"] > images
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_status_counts_what_there_is(made, capsys):
+    changes = ["--set", *(f"{k}={v}" for k, v in TINY.items())]
+    assert main(["status", "--preset", "smoke", "--seeds", "3", *changes, "--results", made]) == 0
+    assert "smoke: 8 runs: 6 done, 0 running, 0 failed, 2 waiting" in capsys.readouterr().out
+    assert main(["status", "--preset", "smoke", "--seeds", "3", *changes, "--results", made, "--json"]) == 0
+    states = json.loads(capsys.readouterr().out)["smoke"]
+    assert [state["state"] for state in states].count("done") == 6
+
+
+def test_results_in_four_forms(made, capsys):
+    def said(*form):
+        assert main(["results", "--results", made, "--reading", "last", *form]) == 0
+        return capsys.readouterr().out
+    text, frame = said(), pd.read_csv(__import__("io").StringIO(said("--csv")))
+    assert set(frame.method) == {"ce", "tce:1.5"} and frame.n.tolist() == [2, 2]
+    shown = f"{100 * frame['mean'][0]:.2f} ± {100 * frame['std'][0]:.2f} (2)"
+    assert shown in text and "80 training and 40 test images, 2 epochs" in text
+    assert f"| {shown} |" in said("--markdown")
+    assert json.loads(said("--json"))[0]["n"] == 2
+    assert "no records here" in said("--dataset", "mnist")
+
+
+def test_results_name_what_they_skip(made, capsys):
+    rubbish = Files("rubbish", made).record
+    rubbish.write_text("{")
+    assert main(["results", "--results", made]) == 0
+    assert "skipped" in (said := capsys.readouterr()).err and "rubbish.json" in said.err
+    rubbish.unlink()
+
+
+RUN = ["run", "--epochs", "2", "--train-per-class", "8", "--test-per-class", "4", "--seed", "1"]
+CONFIG = preset("smoke", **{**TINY, "seed": 1, "device": "auto"})
+
+
+def test_one_run_and_again(tmp_path, capfd):
+    arguments = [*RUN, "--results", str(tmp_path)]
+    assert main(arguments) == 0
+    assert "done digits-tce1.5-eta0-train-seed1" in capfd.readouterr().err
+    files = Files(run_name(CONFIG), tmp_path)
+    first = json.loads(files.record.read_text())
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)[0]["state"] == "done"
+    assert json.loads(files.record.read_text()) == first
+    assert main([*arguments, "--rerun"]) == 0
+    again = json.loads(files.record.read_text())
+    assert again["history"]["test_accuracy"] == first["history"]["test_accuracy"]
+    assert json.loads(files.checkpoint.with_suffix(".record").read_text()) == first
+
+
+def test_a_terminal_gets_a_live_table(tmp_path):
+    shown = b""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ.update(OMP_NUM_THREADS="1", TERM="xterm", COLUMNS="150", LINES="40")
+        os.execv(BIN/"tce", ["tce", *RUN, "--epochs", "60", "--results", str(tmp_path)])
+    while True:
+        try: part = os.read(terminal, 4096)
+        except OSError: break
+        if not part: break
+        shown += part
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, shown
+    text = shown.decode()
+    assert "1 running" in text and re.search(r"\d+/60 +\d+\.\d\d%", text) and "1 done" in text
+    assert text.count("Traceback") == 0
+
+
+def test_without_the_extras_it_says_what_to_install():
+    code = ("import sys; sys.modules['pandas'] = None\n"
+            "from tce_nb.cli import main; main(['status'])")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1 and 'pip install "tce_nb[experiments]"' in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,264 @@
+"""Records: named by what they ran, whole or not there, never silently counted."""
+import json
+import math
+import os
+import warnings
+from dataclasses import asdict, fields, replace
+
+import numpy as np
+import pytest
+
+from tce_nb import records
+from tce_nb.records import (
+    AlreadyRecorded, Busy, Files, RecordError, cell_of, cells, find_selected, gather, histories,
+    is_running, make_record, paper_numbers, read_record, record_config, record_run, recorded,
+    results_folder, run_name, scale_of, write_record)
+from tce_nb.training import Config, preset, train
+
+TINY = Config(train_per_class=8, test_per_class=4, batch_size=16, depth=8, epochs=3, eta=0.4, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    "A folder with a hold-out run and two full ones"
+    folder = tmp_path_factory.mktemp("results")
+    record_run(replace(TINY, hold_out=0.1), folder)
+    for seed in (1, 2): record_run(replace(TINY, seed=seed), folder)
+    return folder
+
+
+OTHER = dict(dataset="mnist", train_per_class=9, test_per_class=5, loss="ce", alpha=1.0, eta=0.2,
+             noise="uniform_excluding_true", hold_out=0.1, seed=1, epochs=4, milestones=(2,), lr=0.2,
+             momentum=0.8, weight_decay=0.0, batch_size=8, depth=14, precision="bfloat16", compile=True)
+
+
+def test_a_different_run_has_a_different_name():
+    names = {run_name(TINY), *(run_name(replace(TINY, **{k: v})) for k, v in OTHER.items())}
+    assert len(names) == 1 + len(OTHER)
+    assert set(OTHER) == {f.name for f in fields(Config)} - {"device", "hold_out_noisy"}
+    held = replace(TINY, hold_out=0.1)
+    assert run_name(held) != run_name(replace(held, hold_out_noisy=False))
+
+
+@pytest.mark.parametrize("change", [
+    dict(device="auto"), dict(device="cuda:1"), dict(hold_out_noisy=False), dict(milestones=(2, 3)),
+    dict(milestones=(3, 2, 7))], ids=str)
+def test_the_same_run_has_the_same_name(change):
+    assert run_name(replace(TINY, **change)) == run_name(TINY)
+
+
+def test_names_do_not_change_from_version_to_version():
+    "If this fails, every record of the project has lost its name"
+    config = preset("cpu", dataset="cifar100", loss="ce", eta=0.4, hold_out=0.1)
+    assert run_name(config) == "cifar100-ce-eta0.4-select-seed0-d2baeca10b06"
+
+
+def save_npz(path, seed=0):
+    rng = np.random.default_rng(seed)
+    images = rng.integers(256, size=(40, 1, 32, 32), dtype=np.uint8)
+    np.savez(path, train_images=images, train_labels=np.arange(40) % 2,
+             test_images=images[:8], test_labels=np.arange(8) % 2)
+    return str(path)
+
+
+def test_a_file_counts_by_its_content(tmp_path):
+    (tmp_path/"x").mkdir()
+    one, same = save_npz(tmp_path/"mine.npz"), save_npz(tmp_path/"x"/"mine.npz")
+    config = replace(TINY, dataset=one, train_per_class=None, test_per_class=None)
+    assert run_name(config) == run_name(replace(config, dataset=same))
+    before = run_name(config)
+    save_npz(one, seed=1)
+    os.utime(one, ns=(1, 1))
+    assert run_name(config) != before
+    record_run(replace(config, epochs=1), tmp_path)
+    os.unlink(one)  # the record outlives the data
+    assert len(gather(tmp_path)) == 1
+
+
+def test_a_record_says_what_was_run(made):
+    record = read_record(Files(run_name(replace(TINY, seed=1)), made).record)
+    run = train(replace(TINY, seed=1))
+    assert record_config(record) == run.config
+    for name, column in record["history"].items():
+        if name not in ("seconds", "images_per_second"):
+            assert column == [row[name] for row in run.history]
+    assert record["wrong_rate"] == run.wrong_rate and record["resumed"] == 0
+    assert record["data"] == dict(fingerprint=run.task.fingerprint, classes=10, trained_on=80,
+                                  held_out=0, tested_on=40)
+    assert record["made_on"]["threads"] >= 1 and record["made_on"]["versions"]["torch"]
+    last = record["readings"]["last"]
+    assert last == dict(epoch=3, test_accuracy=run.history[-1]["test_accuracy"])
+    assert np.average(record["end"]["test"]["accuracy"], weights=record["end"]["test"]["size"]) \
+        == pytest.approx(last["test_accuracy"])
+    seen = record["end"]["labels"]["train"]
+    assert sum(seen["wrong"]) == int(run.task.noisy.wrong.sum())
+    assert sum(seen["clean"]) + sum(seen["wrong"]) == 80
+
+
+def test_the_selected_reading_is_at_the_hold_out_runs_epoch(made):
+    frame = gather(made)
+    assert frame.hold_out.gt(0).sum() == 1
+    epoch = frame[frame.hold_out > 0].selected_epoch.item()
+    curves = histories(made)
+    held = curves[curves.name == frame[frame.hold_out > 0].name.item()]
+    assert held.val_accuracy.max() == held[held.epoch == epoch].val_accuracy.item()
+    for _, row in frame[frame.hold_out == 0].iterrows():
+        curve = curves[curves.name == row["name"]].set_index("epoch").test_accuracy
+        assert row.selected == curve[epoch] and row["last"] == curve[3] and row.oracle == curve.max()
+
+
+def test_a_late_hold_out_run_still_counts(tmp_path):
+    "Runs made before their hold-out run are read at its epoch all the same"
+    record_run(replace(TINY, seed=1), tmp_path)
+    assert gather(tmp_path).selected.isna().all()
+    record_run(replace(TINY, hold_out=0.1), tmp_path)
+    frame = gather(tmp_path)
+    assert frame.selected.notna().all() and frame.selected_epoch.nunique() == 1
+    assert find_selected(replace(TINY, seed=5), tmp_path) == frame.selected_epoch[0]
+
+
+def test_cells_are_means_over_seeds(made):
+    frame, table = gather(made), cells(gather(made), "last")
+    full = frame[frame.hold_out == 0]
+    assert len(table) == 1 and table.n.item() == 2
+    assert table["mean"].item() == pytest.approx(full["last"].mean())
+    assert table["std"].item() == pytest.approx(full["last"].std(ddof=1))
+    with pytest.raises(ValueError, match="reading: got 'best', expected selected, last or oracle"):
+        cells(frame, "best")
+
+
+DAMAGE = {
+    "empty": lambda text: "",
+    "cut": lambda text: text[:-50],
+    "not json": lambda text: "hello",
+    "a list": lambda text: "[1, 2]",
+    "another schema": lambda text: text.replace('"schema": 1', '"schema": 99'),
+    "no history": lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "history"}),
+    "shorter history": lambda text: text.replace('"epoch": [1, 2, 3]', '"epoch": [1, 2]'),
+    "edited config": lambda text: text.replace('"lr": 0.1', '"lr": 0.3'),
+    "impossible config": lambda text: text.replace('"eta": 0.4', '"eta": 7'),
+    "unknown field": lambda text: text.replace('"eta": 0.4', '"etta": 0.4'),
+    "history of strings": lambda text: text.replace('"history": {', '"history": "x", "was": {'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_record_is_reported_and_not_counted(made, tmp_path, damage):
+    for path in made.glob("records/*.json"):
+        (tmp_path/"records").mkdir(exist_ok=True)
+        (tmp_path/"records"/path.name).write_text(path.read_text())
+    victim = Files(run_name(replace(TINY, seed=1)), tmp_path).record
+    text = victim.read_text()
+    victim.write_text(DAMAGE[damage](text))
+    assert victim.read_text() != text
+    with pytest.raises(RecordError, match=victim.name): read_record(victim)
+    with pytest.warns(UserWarning, match="skipped 1 file"): frame = gather(tmp_path)
+    assert len(frame) == 2 and len(frame.attrs["skipped"]) == 1
+    assert victim.name in frame.attrs["skipped"][0]
+
+
+def test_a_renamed_record_is_not_counted(made, tmp_path):
+    source = Files(run_name(replace(TINY, seed=1)), made).record
+    target = Files(run_name(replace(TINY, seed=9)), tmp_path).record
+    target.parent.mkdir()
+    target.write_text(source.read_text())
+    with pytest.raises(RecordError, match="holds the record of"): read_record(target)
+
+
+def test_an_empty_folder_gives_an_empty_table(tmp_path):
+    assert len(gather(tmp_path)) == 0 and "selected" in gather(tmp_path)
+    assert len(cells(gather(tmp_path))) == 0 and len(histories(tmp_path)) == 0
+
+
+def test_a_diverged_run_is_recorded_as_such(tmp_path):
+    config = replace(TINY, lr=1e30, loss="mse")
+    run = record_run(config, tmp_path)
+    assert run.diverged
+    record = read_record(Files(run_name(config), tmp_path).record)
+    assert record["diverged"] == run.diverged and record["readings"]["last"] is None
+    assert "NaN" not in Files(run_name(config), tmp_path).record.read_text()
+    frame = gather(tmp_path)
+    assert math.isnan(frame["last"][0]) and cells(frame, "last").diverged[0] == 1
+
+
+def test_only_one_process_computes_a_run(tmp_path, monkeypatch):
+    from filelock import FileLock
+    files = Files(run_name(TINY), tmp_path)
+    files.lock.parent.mkdir()
+    assert not is_running(run_name(TINY), tmp_path)
+    with FileLock(files.lock):
+        assert is_running(run_name(TINY), tmp_path)
+        with pytest.raises(Busy, match="another process is computing this run"):
+            record_run(TINY, tmp_path)
+    assert not is_running(run_name(TINY), tmp_path)
+    record_run(TINY, tmp_path)
+    with pytest.raises(AlreadyRecorded): record_run(TINY, tmp_path, rerun=False)
+
+
+def test_a_damaged_record_is_set_aside_and_made_again(tmp_path):
+    record_run(TINY, tmp_path)
+    files = Files(run_name(TINY), tmp_path)
+    whole = files.record.read_text()
+    files.record.write_text(whole[:100])
+    assert not recorded(run_name(TINY), tmp_path)
+    record_run(TINY, tmp_path, rerun=False)
+    assert json.loads(files.record.read_text())["history"]["test_accuracy"] == \
+        json.loads(whole)["history"]["test_accuracy"]
+    assert files.checkpoint.with_suffix(".record").read_text() == whole[:100]
+
+
+def test_a_damaged_checkpoint_is_set_aside(tmp_path):
+    files = Files(run_name(TINY), tmp_path)
+    files.checkpoint.parent.mkdir()
+    files.checkpoint.write_bytes(b"rubbish")
+    with pytest.warns(UserWarning, match="moved to .*damaged, starting again"):
+        record_run(TINY, tmp_path)
+    assert files.checkpoint.with_suffix(".damaged").read_bytes() == b"rubbish"
+    assert recorded(run_name(TINY), tmp_path)
+
+
+def test_an_unfinished_run_is_no_record():
+    run = train(replace(TINY, epochs=1))
+    run.history.clear()
+    with pytest.raises(ValueError, match="run: has 0 of 1 epochs"): make_record(run)
+
+
+def test_the_scale_is_read_off_the_configuration():
+    for scale in ("paper", "cpu", "digits", "smoke"):
+        assert scale_of(preset(scale, dataset="cifar10", loss="mse", eta=0.8, seed=4, hold_out=0.1)) == scale
+        assert scale_of(preset(scale, dataset="cifar10", lr=0.3)) == "custom"
+
+
+def test_the_results_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("TCE_RESULTS", raising=False)
+    assert results_folder(tmp_path/"a") == tmp_path/"a"
+    monkeypatch.chdir(tmp_path)
+    assert results_folder() == tmp_path/"results"
+    monkeypatch.setenv("TCE_RESULTS", "elsewhere")
+    assert results_folder() == tmp_path/"elsewhere"
+
+
+def test_many_records_are_gathered(made, tmp_path):
+    record = read_record(Files(run_name(replace(TINY, seed=1)), made).record)
+    for seed in range(500):
+        config = replace(TINY, seed=seed)
+        write_record(dict(record, name=run_name(config), config=asdict(config)), tmp_path)
+    frame = gather(tmp_path)
+    assert len(frame) == 500 and frame.seed.nunique() == 500
+    assert cells(frame, "last").n.item() == 500
+
+
+def test_the_papers_numbers_as_printed():
+    "Sums of the rows, added up by hand from the printed tables"
+    table1 = paper_numbers("table1").pivot(index="method", columns="eta", values="accuracy")
+    assert table1.loc["ce"].tolist() == [68.18, 61.16, 54.52, 44.08, 20.30]
+    assert table1.loc["tce:2"].tolist() == [66.81, 64.37, 61.51, 52.09, 18.75]
+    assert table1.loc["mae"].tolist() == [1.0] * 5
+    table2 = paper_numbers("table2").pivot(index="method", columns=["dataset", "eta"], values="accuracy")
+    assert table2.loc["tce:2"].tolist() == [99.74, 99.59, 98.76, 91.82, 88.40, 72.95, 97.09, 96.15, 90.44]
+    assert table2.loc["mse", "cifar10"].tolist() == [92.15, 84.90, 63.30]
+    dashes = paper_numbers("table2").query("accuracy.isna()")
+    assert set(dashes.method) == {"mae"} and len(dashes) == 5
+    fig3 = paper_numbers("fig3").set_index(["dataset", "method"])
+    assert fig3.loc[("cifar100", "mse"), "epochs"] == 46.8294
+    assert fig3.loc[("cifar10", "ce"), "accuracy_std"] == 0.362158

@@ -1,0 +1,250 @@
+"""Sweeps: whatever is killed, damaged or full, the records come out the same."""
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from conftest import BIN, JOBS, SET, SWEEP, TINY, essence, finish, tce
+from tce_nb.data import DataError
+from tce_nb.records import Files, recorded, run_name
+from tce_nb.sweep import (
+    LocalPool, Sweep, image_counts, job_message, look, parse_method, plan, read_parameters, template)
+from tce_nb.training import Config, preset
+
+pytestmark = pytest.mark.xdist_group("sweep")  # one undisturbed sweep serves all
+
+
+def test_a_finished_sweep_is_not_repeated(undisturbed, tmp_path):
+    finish(tce(*SWEEP, "--results", tmp_path))
+    assert essence(tmp_path) == undisturbed
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.glob("records/*")}
+    assert "running" not in finish(tce(*SWEEP, "--results", tmp_path))
+    assert before == {p: p.stat().st_mtime_ns for p in tmp_path.glob("records/*")}
+    for job in JOBS:  # the notebook is the log; nothing else is left behind
+        files = Files(job.name, tmp_path)
+        notebook = json.loads(files.notebook.read_text())
+        assert any("image/svg+xml" in str(cell.get("outputs")) for cell in notebook["cells"])
+        assert not files.checkpoint.exists() and not files.progress.exists()
+
+
+def alive(processes):
+    "Those that are still running"
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def disturb(process, rng):
+    "Kill the driver, a worker, or everything at once; True if the driver is gone"
+    driver = psutil.Process(process.pid)
+    workers = driver.children(recursive=True)
+    what = rng.choice(["driver", "worker", "everything"])
+    victims = {"driver": [driver], "worker": workers[:1], "everything": [driver, *workers]}[what]
+    for victim in victims:
+        try: victim.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess: pass
+    if what == "worker": return False
+    process.communicate()
+    psutil.wait_procs(workers, timeout=20)
+    assert alive(workers) == [], "a worker outlived its driver"
+    return True
+
+
+# TCE_FAULTS=20 repeats the campaign that many times
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TCE_FAULTS", 2))))
+def test_killed_at_random_it_ends_with_the_same_records(undisturbed, tmp_path, seed):
+    rng, kills = random.Random(seed), 0
+    process = tce(*SWEEP, "--results", tmp_path)
+    end = time.time() + 300
+    while process.poll() is None and time.time() < end:
+        time.sleep(rng.uniform(2, 9) if kills < 4 else 1)
+        if process.poll() is None and kills < 4:
+            kills += 1
+            if disturb(process, rng): process = tce(*SWEEP, "--results", tmp_path)
+    said = process.communicate()[0]
+    if process.returncode: finish(tce(*SWEEP, "--results", tmp_path))  # a worker was killed twice
+    assert essence(tmp_path) == undisturbed, said
+    assert kills >= 2
+    assert not list(tmp_path.glob("work/*.pt")) and not list(tmp_path.glob("records/*.tmp"))
+
+
+def test_damaged_files_are_made_again(undisturbed, tmp_path):
+    "A corrupt checkpoint, a truncated record, rubbish in between"
+    (tmp_path/"work").mkdir()
+    Files(JOBS[0].name, tmp_path).checkpoint.write_bytes(os.urandom(5000))
+    record = Files(JOBS[1].name, tmp_path).record
+    record.parent.mkdir()
+    record.write_text('{"schema": 1, "name": ')
+    (tmp_path/"records"/f"{JOBS[2].name}.json.tmp").write_text("half a rec")
+    (tmp_path/"work"/f"{JOBS[2].name}.progress").write_text("{")
+    finish(tce(*SWEEP, "--results", tmp_path))
+    assert essence(tmp_path) == undisturbed
+
+
+def test_a_full_disk_loses_nothing(undisturbed, tmp_path):
+    "No file may grow beyond 100 kB, which is too little for a checkpoint"
+    def small(): resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    said = finish(tce(*SWEEP, "--results", tmp_path, preexec_fn=small), code=1)
+    assert "File too large" in said and essence(tmp_path) == {}
+    assert said.count("failed digits-") == 4
+    finish(tce(*SWEEP, "--results", tmp_path))
+    assert essence(tmp_path) == undisturbed
+
+
+def test_two_drivers_share_the_work(undisturbed, tmp_path):
+    drivers = [tce(*SWEEP, "--results", tmp_path) for _ in range(2)]
+    said = [finish(driver) for driver in drivers]
+    assert essence(tmp_path) == undisturbed
+    for job in JOBS:  # each was computed once, or given back to whom had it
+        started = sum(text.count(f"running {job.name}") for text in said)
+        returned = sum(text.count(f"elsewhere {job.name}") for text in said)
+        assert 1 <= started <= 1 + returned
+
+
+@pytest.fixture
+def flat(tmp_path):
+    "A data set without anything to learn from: its runs fail"
+    path = tmp_path/"flat.npz"
+    images, labels = np.zeros((40, 1, 32, 32), np.uint8), np.arange(40) % 2
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    return path
+
+
+def test_a_failing_run_is_tried_twice_and_the_others_go_on(flat, tmp_path):
+    arguments = ["sweep", "--preset", "smoke", "--seeds", 1, "--loss", "ce", "--eta", 0.4, *SET,
+                 "--dataset", flat, "digits", "--results", tmp_path]
+    said = finish(tce(*arguments), code=1)
+    assert said.count(" done digits-ce") == 2
+    assert said.count("running flat-ce") == 2, "one retry of the hold-out run"
+    assert "DataError: flat: channel 0 is the same everywhere" in said
+    assert "its hold-out run failed" in said and "Traceback" not in said
+    status = finish(tce("status", "--preset", "smoke", "--seeds", 1, "--loss", "ce", *SET,
+                        "--dataset", flat, "digits", "--eta", 0.4, "--results", tmp_path))
+    assert "2 done, 0 running, 1 failed, 1 waiting" in status and "log:" in status
+    log = Path(status.split("log: ")[1].split("\n")[0])
+    assert "the same everywhere" in log.read_text()
+
+
+def test_a_hanging_run_is_ended_at_the_limit(tmp_path):
+    said = finish(tce("run", *("--epochs 100000 --limit 0.002").split(), "--results", tmp_path), code=1)
+    assert "ended at the limit of 7.2 s" in said and essence(tmp_path) == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_nothing_behind(tmp_path, number):
+    process = tce(*SWEEP, "--results", tmp_path)
+    while not (workers := psutil.Process(process.pid).children(recursive=True)): time.sleep(0.2)
+    time.sleep(4)
+    process.send_signal(number)
+    assert "the same command goes on from here" in finish(process, code=130)
+    psutil.wait_procs(workers, timeout=10)
+    assert alive(workers) == []
+
+
+def test_pausing_the_group_pauses_the_runs(tmp_path):
+    process = tce(*SWEEP, "--results", tmp_path)
+    while len(workers := psutil.Process(process.pid).children(recursive=True)) < 2: time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGSTOP)
+    time.sleep(0.5)
+    assert {w.status() for w in workers} == {psutil.STATUS_STOPPED}
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def test_the_plan_is_the_papers_protocol():
+    for scale, runs, size in (("paper", 588, 5000), ("cpu", 392, 0.1)):
+        jobs = plan(scale)
+        assert len(jobs) == runs == len({job.name for job in jobs})
+        held = [job for job in jobs if job.kind == "select_epoch"]
+        assert len(held) == 98 and {job.config.hold_out for job in held} == {size}
+        assert all(job.config.seed == 0 for job in held)
+        places = {job.name: place for place, job in enumerate(jobs)}
+        assert all(places[job.needs] < place for place, job in enumerate(jobs) if job.needs)
+    cells = [(j.config.dataset, j.config.eta) for j in plan("cpu")]
+    assert set(cells[:28]) == {("cifar100", 0.4)} and set(cells[28:56]) == {("cifar10", 0.4)}
+    seeds = [j.config.seed for j in plan("cpu")[56:] if j.kind == "train"]
+    assert seeds == sorted(seeds), "no cell gets a second seed before all have one"
+
+
+def test_sizes_of_the_cpu_preset():
+    sizes = {j.config.dataset: (j.config.train_per_class, j.config.test_per_class, j.config.epochs)
+             for j in plan("cpu")}
+    assert sizes == dict(cifar100=(100, 50, 30), cifar10=(1000, 500, 30), mnist=(500, 500, 16),
+                         svhn=(None, None, 16))
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (dict(scale="papr"), "preset: got 'papr'.*did you mean paper"),
+    (dict(scale="cpu", datasets=["cifar11"]), "dataset: got 'cifar11'.*did you mean cifar1"),
+    (dict(scale="cpu", methods=["tec:1.5"]), "loss: got 'tec:1.5'.*did you mean tce:1.5"),
+    (dict(scale="cpu", methods=["ce:1"]), "loss: got 'ce:1'"),
+    (dict(scale="cpu", methods=["tce:x"]), "loss: got 'tce:x', expected a number after tce:"),
+    (dict(scale="cpu", methods=["tce:-1"]), "alpha: got -1.0, expected a number >= 0"),
+    (dict(scale="cpu", etas=[1.5]), "eta: got 1.5, expected a number from 0 to 1"),
+    (dict(scale="cpu", seeds=0), "seeds: got 0, expected an int >= 1"),
+    (dict(scale="cpu", seeds=1.5), "seeds: got 1.5"),
+])
+def test_what_is_wrong_is_refused_before_anything_starts(arguments, message):
+    with pytest.raises(ValueError, match=message): plan(**arguments)
+
+
+def test_unknown_fields_are_refused():
+    with pytest.raises(TypeError, match="epoch: not a field of Config"): plan("cpu", epoch=3)
+
+
+def test_images_are_counted_without_loading(tmp_path, flat):
+    assert image_counts(preset("paper", dataset="svhn"), tmp_path) == (73_257, 26_032)
+    assert image_counts(preset("cpu", dataset="cifar100"), tmp_path) == (10_000, 5_000)
+    assert image_counts(Config(dataset=str(flat))) == (40, 40)
+
+
+def test_a_message_has_only_parameters_of_its_template():
+    for job in JOBS:
+        source = json.loads(template(job.kind).read_text())
+        cell, = [c for c in source["cells"] if c["metadata"].get("tags") == ["parameters"]]
+        names = {line.split(":")[0] for line in cell["source"]}
+        assert set(job_message(job, "results", None)["parameters"]) <= names
+
+
+def papermill(folder, *parameters, code=0):
+    "Run papermill itself, as a user would, in some other folder"
+    words = [word for name, value in parameters for word in ("-p", name, str(value))]
+    result = subprocess.run([str(BIN/"papermill"), str(template("train")), "out.ipynb", "--no-progress-bar",
+                             *words], cwd=folder, capture_output=True, text=True,
+                            env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert (result.returncode == 0) == (code == 0), result.stderr
+    return result.stderr
+
+
+def test_papermill_alone_makes_a_record(tmp_path):
+    papermill(tmp_path, ("epochs", 2), ("eta", 0.2), ("train_per_class", 8), ("test_per_class", 4))
+    config = preset("smoke", epochs=2, eta=0.2, train_per_class=8, test_per_class=4)
+    assert recorded(run_name(config), tmp_path/"results")
+    assert (tmp_path/"out.ipynb").exists()
+
+
+@pytest.mark.parametrize("parameter, message", [
+    (("alhpa", 1), "parameter: got 'alhpa'.*did you mean alpha?"),
+    (("loss", "cee"), "loss: got 'cee'.*did you mean ce?"),
+    (("preset", "papr"), "preset: got 'papr'.*did you mean paper?"),
+    (("eta", 2), "eta: got 2.0, expected a number from 0 to 1"),
+    (("dataset", "cifar"), "dataset: got 'cifar', expected digits"),
+])
+def test_papermill_alone_refuses_mistakes(tmp_path, parameter, message):
+    import re
+    said = papermill(tmp_path, parameter, code=1)
+    assert re.search(message, said), said[-2000:]
+    assert not (tmp_path/"results"/"records").exists()
+
+
+def test_papermill_explains_the_parameters():
+    said = subprocess.run([str(BIN/"papermill"), "--help-notebook", str(template("select_epoch"))],
+                          capture_output=True, text=True, check=True).stdout
+    assert "eta: float (default 0.4)" in said and "share of labels replaced at random" in said
+    assert "Unknown" not in said
