@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import json
 import math
@@ -22,15 +23,16 @@ try:
     import pandas as pd
     from rich.console import Console
     from rich.live import Live
+    from rich.markup import escape
     from rich.table import Table
     from tce_nb.data import DataError
     from tce_nb.records import (
         CELL, Files, cells, gather, project_folder, read_record,
         record_config, results_folder)
     from tce_nb.sweep import (
-        METHODS, SEEDS, Job, LocalPool, RayPool, State, Sweep, cost,
-        hold_out_size, look, measure_speed, parse_method, plan, progress_of,
-        unknown)
+        METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State, Sweep, cost,
+        hold_out_size, look, look_by_name, measure_speed, parse_method, plan,
+        progress_of, unknown)
     from tce_nb.training import PRESETS, Config, preset
 except ImportError as missing: raise SystemExit(
     f"tce: error: {missing}; the experiments need more than the loss: "
@@ -99,7 +101,8 @@ class _Parser(argparse.ArgumentParser):
 # %% ../nbs/core/09_cli.ipynb #4368a094
 def _run_options(parser) -> None:
     "A preset, and every field of a configuration"
-    parser.add_argument("--preset", default="smoke", choices=PRESETS)
+    parser.add_argument("--preset", choices=PRESETS, help="scale (default: "
+                        "smoke for the embedded digits, cpu for other data)")
     kinds = dict(int=int, float=float, str=str)
     for field in fields(Config):
         if field.name in ("loss", "milestones", "hold_out"): continue
@@ -112,11 +115,11 @@ def _run_options(parser) -> None:
                         help=f"one of {', '.join(METHODS)}, or tce")
     parser.add_argument("--milestones", type=int, nargs="*", metavar="EPOCH",
                         help="epochs in which the learning rate falls")
-    parser.add_argument("--hold-out", type=float, nargs="?", const=-1.0,
+    parser.add_argument("--hold-out", type=float, nargs="?", const="preset",
                         metavar="SIZE", help="hold out images, or below 1 a "
                         "share of them (default: the preset's)")
     parser.add_argument("--rerun", action="store_true", help="train again "
-                        "where there is a record, which is set aside")
+                        "and replace the record when that has succeeded")
     _pool_options(parser, workers=False)
 
 # %% ../nbs/core/09_cli.ipynb #94f72d90
@@ -139,9 +142,10 @@ def _sweep_options(parser) -> None:
     ray = parser.add_argument_group("on a Ray cluster")
     ray.add_argument("--ray", metavar="ADDRESS", help="auto, host:port, "
                      "ray://host:port, or local for a cluster of its own")
-    ray.add_argument("--cpus-per-run", type=_positive(float), default=1)
+    ray.add_argument("--cpus-per-run", type=_positive(float), metavar="N",
+                     help="(default: 1)")
     ray.add_argument("--gpus-per-run", type=_positive(float, zero=True),
-                     default=0, help="a fraction shares a device")
+                     metavar="N", help="a fraction shares a device")
     ray.add_argument("--checkpoints", metavar="DIR",
                      help="a folder that all nodes share")
 
@@ -151,8 +155,9 @@ def _pool_options(parser, workers: bool) -> None:
     if workers:
         parser.add_argument("--workers", type=_positive(int), metavar="N",
                             help="runs at a time (default: cores, or GPUs)")
-        parser.add_argument("--runs-per-gpu", type=_positive(int), default=1)
-    parser.add_argument("--threads", type=_positive(int), default=1,
+        parser.add_argument("--runs-per-gpu", type=_positive(int),
+                            metavar="N", help="(default: 1)")
+    parser.add_argument("--threads", type=_positive(int), metavar="N",
                         help="for each run (default: 1); changes the last "
                         "digits")
     parser.add_argument("--limit", type=_positive(float), default=24,
@@ -198,23 +203,25 @@ def run_config(
     if "alpha" in given and (method["loss"] != "tce" or "alpha" in method):
         raise ValueError(f"alpha: got {given['alpha']:g} with loss "
                          f"{options.loss}; expected it once, and for tce only")
-    if given.get("hold_out") == -1:
-        given["hold_out"] = hold_out_size(options.preset)
-    return preset(options.preset, **{**given, **method})
+    dataset = given.get("dataset", "digits")
+    if dataset not in SIZES and not dataset.endswith(".npz"):
+        raise ValueError(unknown("dataset", dataset, SIZES)
+                         + " or the path of an .npz file")
+    scale = options.preset or ("smoke" if dataset == "digits" else "cpu")
+    if given.get("hold_out") == "preset":
+        given["hold_out"] = hold_out_size(scale)
+    return preset(scale, **{**given, **method})
 
 # %% ../nbs/core/09_cli.ipynb #9643ec1e
 def command_run(options: argparse.Namespace) -> int:
     "Train one network, unless it is recorded already"
     options.workers, options.runs_per_gpu, options.ray = 1, 1, None
-    job, results = Job(run_config(options)), results_folder(options.results)
-    files = Files(job.name, results)
-    if options.rerun and files.record.exists() and not options.dry_run:
-        files.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(files.record, files.checkpoint.with_suffix(".record"))
-    return _work_off([job], options, results)
+    job = Job(run_config(options), rerun=options.rerun)
+    return _work_off([job], options, results_folder(options.results))
 
 def command_sweep(options: argparse.Namespace) -> int:
     "Run the cells of a preset"
+    _check_cluster(options)
     return _work_off(_plan(options), options, results_folder(options.results))
 
 def _plan(options: argparse.Namespace, scale: Optional[str] = None):
@@ -231,9 +238,18 @@ def _changes(words: list[str]) -> dict[str, Any]:
         name, given, value = word.partition("=")
         if name not in free or not given:
             raise ValueError(unknown("--set", word, sorted(free)))
-        try: changes[name] = json.loads(value)
-        except ValueError: changes[name] = value
+        try: changes[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError): changes[name] = value
     return changes
+
+def _check_cluster(options: argparse.Namespace) -> None:
+    "Refuse options that would have no effect"
+    cluster = ("cpus_per_run", "gpus_per_run", "checkpoints")
+    machine = ("workers", "threads", "runs_per_gpu")
+    for name in machine if options.ray else cluster:
+        if getattr(options, name) is not None: raise ValueError(
+            f"--{name.replace('_', '-')}: has no effect "
+            f"{'with' if options.ray else 'without'} --ray")
 
 # %% ../nbs/core/09_cli.ipynb #5207955f
 def _work_off(jobs: list[Job], options, results: Path) -> int:
@@ -241,11 +257,11 @@ def _work_off(jobs: list[Job], options, results: Path) -> int:
     if options.dry_run: return _dry_run(jobs, options, results)
     seconds = 3600 * options.limit
     pool = RayPool(
-        results, options.ray, options.data, options.cpus_per_run,
-        options.gpus_per_run, seconds, options.checkpoints
+        results, options.ray, options.data, options.cpus_per_run or 1,
+        options.gpus_per_run or 0, seconds, options.checkpoints
         ) if options.ray else LocalPool(
-        results, options.data, options.workers, options.threads, seconds,
-        options.runs_per_gpu)
+        results, options.data, options.workers, options.threads or 1, seconds,
+        options.runs_per_gpu or 1)
     with _stop_on_signals(), _Screen(results, options.data) as screen:
         try: states = Sweep(jobs, pool, results, screen.tell).run()
         finally: pool.close()
@@ -254,7 +270,7 @@ def _work_off(jobs: list[Job], options, results: Path) -> int:
                                       indent=1))
     for state in failed:
         print(f"failed: {state.job.name}: {state.reason}\n  log: "
-              f"{Files(state.job.name, results).notebook}", file=sys.stderr)
+              f"{Files(state.job.name, results).log}", file=sys.stderr)
     return 1 if failed else 0
 
 def _json_state(state: State) -> dict[str, Any]:
@@ -275,8 +291,8 @@ def _dry_run(jobs: list[Job], options, results: Path) -> int:
     "List the runs and what is left of them would take"
     states = [look(job, results) for job in jobs]
     speed = measure_speed(jobs[0].config.device)
-    slots = options.workers or LocalPool(results, runs_per_gpu=getattr(
-        options, "runs_per_gpu", 1)).slots
+    slots = 1 if options.ray else options.workers or LocalPool(
+        results, runs_per_gpu=options.runs_per_gpu or 1).slots
     hours = [0 if state.state == "done" else
              cost(state.job.config, options.data) / speed / 3600
              for state in states]
@@ -291,7 +307,7 @@ def _dry_run(jobs: list[Job], options, results: Path) -> int:
         print(f"{state.state:9} {duration(3600 * each):>9}  {state.job.name}")
     print(f"{len(states)} runs, {left} to do: about "
           f"{duration(3600 * sum(hours) / slots)} with {slots} at a time, "
-          f"at {speed:.0f} images/s each as measured now")
+          f"at {speed:.0f} images/s each as measured now on this machine")
     return 0
 
 # %% ../nbs/core/09_cli.ipynb #d311b0b5
@@ -388,7 +404,8 @@ def _table(screen: _Screen, sweep: Sweep) -> Table:
             table.add_row(state.job.name, *_cells(progress_of(
                 state.job.name, screen.results)))
         elif state.state == "failed":
-            table.add_row(f"[red]failed[/] {state.job.name}: {state.reason}")
+            table.add_row(f"[red]failed[/] {state.job.name}: "
+                          f"{escape(state.reason)}")
     return table
 
 def _cells(progress: dict) -> tuple[str, ...]:
@@ -408,31 +425,46 @@ def command_status(options: argparse.Namespace) -> int:
         states = [look(job, results) for job in _plan(options, scale)]
         begun = any(state.state != "waiting" for state in states)
         if begun or options.preset: report.append((scale, states))
+    planned = {s.job.name for _, states in report for s in states}
+    others = {} if options.preset else {
+        name: look_by_name(name, results)
+        for name in _names(results) - planned}
     if options.json:
-        print(json.dumps({scale: [
+        print(json.dumps({**{scale: [
             {**_json_state(s), **progress_of(s.job.name, results)}
-            for s in states] for scale, states in report}, indent=1))
+            for s in states] for scale, states in report}, "other": [
+            dict(name=name, state=word, reason=reason or None)
+            for name, (word, reason) in others.items()]}, indent=1))
         return 0
-    for scale, states in report: _print_status(scale, states, results)
-    if not report: print(f"nothing has been run in {results}; "
-                         "tce sweep --help says how")
+    for scale, states in report: _print_status(scale, [
+        (s.job.name, s.state, s.reason) for s in states], results)
+    if others: _print_status("other", [
+        (name, *state) for name, state in sorted(others.items())], results)
+    if not report and not others: print(
+        f"nothing has been run in {results}; tce sweep --help says how")
     return 0
 
-def _print_status(scale: str, states: list[State], results: Path) -> None:
-    "The state of a preset"
-    words = [state.state.replace("elsewhere", "running") for state in states]
+def _names(results: Path) -> set[str]:
+    "All runs that have left something in a folder of results"
+    files = [*results.glob("records/*.json"), *results.glob("work/*.progress"),
+             *results.glob("work/*.failed"), *results.glob("work/*.pt")]
+    return {path.stem for path in files}
+
+def _print_status(scale: str, runs: list[tuple[str, str, str]],
+                  results: Path) -> None:
+    "The state of a preset's runs: name, state, reason"
+    words = [word.replace("elsewhere", "running") for _, word, _ in runs]
     counts = ", ".join(f"{words.count(word)} {word}" for word in
                        ("done", "running", "failed", "waiting"))
-    print(f"{scale}: {len(states)} runs: {counts}")
-    for state, word in zip(states, words):
+    print(f"{scale}: {len(runs)} runs: {counts}")
+    for (name, _, reason), word in zip(runs, words):
         if word == "running":
-            epoch, accuracy, left = _cells(progress_of(
-                state.job.name, results))
-            print(f"  running {state.job.name}: epoch {epoch}"
+            epoch, accuracy, left = _cells(progress_of(name, results))
+            print(f"  running {name}: epoch {epoch}"
                   + (f", test {accuracy}, {left} left" if accuracy else ""))
         if word == "failed": print(
-            f"  failed  {state.job.name}: {state.reason}\n"
-            f"          log: {Files(state.job.name, results).notebook}")
+            f"  failed  {name}: {reason}\n"
+            f"          log: {Files(name, results).log}")
 
 # %% ../nbs/core/09_cli.ipynb #a3f2fae3
 def result_tables(
@@ -445,7 +477,7 @@ def result_tables(
         about = dict(zip(across, key))
         title = ("{dataset}, {scale}: {trained_on:,} training and "
                  "{tested_on:,} test images, {epochs} epochs, {noise}, on "
-                 "{made_on}").format(**about)
+                 "{made_on}, recipe {recipe}").format(**about)
         texts = [f"{100 * r['mean']:.2f}" + (
             f" ± {100 * r['std']:.2f}" if r["n"] > 1 else "") + f" ({r['n']})"
             if r["n"] else "-" for _, r in group.iterrows()]
@@ -466,7 +498,9 @@ def command_results(options: argparse.Namespace) -> int:
         print(f"tce: skipped {line}", file=sys.stderr)
     for name, wanted in (("scale", options.preset and [options.preset]),
                          ("dataset", options.dataset)):
-        if wanted: frame = frame[frame[name].isin(wanted)]
+        if wanted: frame = frame[frame[name].map(
+            lambda value: value in wanted or Path(value).stem in map(
+                lambda word: Path(word).stem, wanted))]
     table = cells(frame, options.reading)
     if options.csv: print(table.to_csv(index=False), end="")
     elif options.json: print(table.to_json(orient="records", indent=1))
@@ -475,9 +509,11 @@ def command_results(options: argparse.Namespace) -> int:
 
 def _print_tables(tables: dict[str, pd.DataFrame], options) -> None:
     "The tables for a person"
-    if not tables: print("no records here yet; tce sweep --help says how")
+    if not tables: print("no runs on all training data are recorded here for "
+                         "this choice; tce status says what there is")
     else: print(f"Test accuracy in percent at the {options.reading} epoch: "
-                "mean ± standard deviation (runs)\n")
+                "mean ± standard deviation (runs); - where no hold-out run has "
+                "selected one yet (see --reading)\n")
     for title, table in tables.items():
         header = [f"eta {eta:g}" for eta in table.columns]
         rows = [["", *header], *([name, *row] for name, row in zip(
@@ -495,6 +531,11 @@ def _print_tables(tables: dict[str, pd.DataFrame], options) -> None:
 _COMMANDS = dict(run=command_run, sweep=command_sweep,
                  status=command_status, results=command_results)
 
+def _stop_printing() -> int:
+    "The reader, such as `head`, has seen enough"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+
 def main(
     arguments: Optional[list[str]] = None,  # default: of the command line
 ) -> int:
@@ -502,6 +543,7 @@ def main(
     options = make_parser().parse_args(arguments)
     try: return _COMMANDS[options.verb](options)
     except (ValueError, TypeError, DataError, OSError) as error:
+        if isinstance(error, BrokenPipeError): return _stop_printing()
         print(f"tce {options.verb}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -24,68 +24,32 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from filelock import FileLock, Timeout
-from scipy import stats
 from torch import Tensor
 
 import tce_nb
-from .data import DataError, Images
+from .data import Images
 from .losses import tamed_weight
 from .training import (
-    PRESETS, Config, DamagedCheckpoint, Run, drops, pick_device, predict,
+    PRESETS, Config, DamagedCheckpoint, Run, identity, pick_device, predict,
     preset, report, train, write_whole)
 
 # %% auto #0
-__all__ = ['GROUPS', 'SCHEMA', 'COLUMNS', 'CELL', 'identity', 'loss_name', 'run_name', 'cell_of', 'scale_of', 'project_folder',
-           'results_folder', 'Files', 'selected_in', 'readings', 'confidence_groups', 'plausibility', 'examine',
-           'library_commit', 'device_name', 'surroundings', 'make_record', 'write_record', 'RecordError', 'read_record',
-           'record_config', 'record_history', 'AlreadyRecorded', 'Busy', 'recorded', 'is_running', 'record_run',
-           'find_selected', 'read_all', 'gather', 'histories', 'cells', 'paired_difference', 'paper_numbers']
+__all__ = ['GROUPS', 'SCHEMA', 'READINGS', 'COLUMNS', 'CELL', 'loss_name', 'run_name', 'cell_of', 'recipe_of', 'scale_of',
+           'project_folder', 'results_folder', 'Files', 'selected_in', 'readings', 'confidence_groups', 'plausibility',
+           'examine', 'library_commit', 'device_name', 'surroundings', 'make_record', 'write_record', 'record_config',
+           'RecordError', 'read_record', 'record_history', 'AlreadyRecorded', 'Busy', 'recorded', 'lock_of',
+           'is_running', 'record_run', 'find_selected', 'selected_by', 'read_all', 'gather', 'histories', 'cells',
+           'paired_difference', 'paper_numbers']
 
-# %% ../nbs/core/05_records.ipynb #b39291af
-def identity(
-    config: Config,
-) -> dict[str, Any]:
-    "What makes this run different from others, as plain values"
-    same: dict[str, Any] = dict(device="auto")
-    if config.loss != "tce": same["alpha"] = Config.alpha
-    if config.eta == 0: same["noise"] = Config.noise
-    if config.eta == 0 or config.hold_out == 0:
-        same["hold_out_noisy"] = Config.hold_out_noisy
-    config = replace(config, milestones=tuple(
-        drop for drop in sorted(drops(config)) if drop <= config.epochs),
-        **same)
-    usual = asdict(Config())
-    chosen = {k: v for k, v in asdict(config).items() if v != usual[k]}
-    if config.dataset.endswith(".npz"):
-        chosen["dataset"] = "sha256:" + _file_hash(config.dataset)
-    return chosen
-
-# %% ../nbs/core/05_records.ipynb #df817bf2
-def _file_hash(path: str) -> str:
-    "SHA-256 of a file's content, read again only when it has changed"
-    try: state = os.stat(path)
-    except OSError as error: raise DataError(
-        f"dataset: got {path!r}, which cannot be read ({error.strerror})"
-        ) from error
-    return _hash_version(path, state.st_mtime_ns, state.st_size)
-
-@functools.lru_cache(maxsize=64)
-def _hash_version(path: str, modified: int, size: int) -> str:
-    "SHA-256 of this version of a file"
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() \
-            if hasattr(hashlib, "file_digest") \
-            else hashlib.sha256(file.read()).hexdigest()
-
+# %% ../nbs/core/05_records.ipynb #07dce7fc
 def _digest(values: dict) -> str:
     "A short hash of plain values"
     text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-# %% ../nbs/core/05_records.ipynb #07dce7fc
 def loss_name(loss: str, alpha: float) -> str:
     "A loss in one word: `ce`, `tce:1.5`"
-    return f"{loss}:{alpha:g}" if loss == "tce" else loss
+    return f"{loss}:{alpha:.12g}" if loss == "tce" else loss
 
 def run_name(
     config: Config,
@@ -97,12 +61,28 @@ def run_name(
     return (f"{dataset}-{loss}-eta{config.eta:g}-{kind}-seed{config.seed}-"
             f"{_digest(identity(config))}")
 
-# %% ../nbs/core/05_records.ipynb #fa873fc9
+# %% ../nbs/core/05_records.ipynb #253d1d5f
 def cell_of(
     config: Config,
 ) -> str:
     "A short hash that all runs of a cell of a table share"
-    return _digest(identity(replace(config, seed=0, hold_out=0)))
+    return _digest(_without(config, _OWN))
+
+def recipe_of(
+    config: Config,
+) -> str:
+    "A short hash that all runs of a table share: how they were trained"
+    config = replace(config, dataset="digits")  # its file may be gone
+    return _digest(_without(config, (
+        *_OWN, "train_per_class", "test_per_class", "loss",
+        "alpha", "eta", "noise")))
+
+_OWN = ("seed", "hold_out", "hold_out_noisy")
+
+def _without(config: Config, names: tuple[str, ...]) -> dict[str, Any]:
+    "The identity but for these fields"
+    return {name: value for name, value in identity(config).items()
+            if name not in names}
 
 # %% ../nbs/core/05_records.ipynb #88eacebe
 _FREE = ("dataset", "loss", "alpha", "eta", "noise", "hold_out",
@@ -112,20 +92,23 @@ def scale_of(
     config: Config,
 ) -> str:
     "The preset at whose scale this run was made, or `custom`"
-    free = {name: getattr(config, name) for name in _FREE}
-    wanted = _without_data(config)
-    return next((scale for scale in PRESETS
-                 if _without_data(preset(scale, **free)) == wanted), "custom")
+    return _scale_of(tuple({**vars(config), "seed": 0}.items()))
 
-def _without_data(config: Config) -> dict:
-    "The identity but for the data set"
-    return identity(replace(config, dataset="digits"))
+@functools.lru_cache(maxsize=10_000)
+def _scale_of(values: tuple) -> str:
+    "The scale of these fields and values"
+    config = Config(**dict(values))
+    free = {name: getattr(config, name) for name in _FREE}
+    def bare(config): return identity(replace(config, dataset="digits"))
+    return next((scale for scale in PRESETS
+                 if bare(preset(scale, **free)) == bare(config)), "custom")
 
 # %% ../nbs/core/05_records.ipynb #f830ac82
 def project_folder() -> Optional[Path]:
     "The clone of this project that the working directory is in, if any"
     for folder in (Path.cwd(), *Path.cwd().parents):
-        if (folder/"settings.ini").exists() and (folder/"nbs").is_dir():
+        settings = folder/"settings.ini"
+        if settings.exists() and "lib_name = tce_nb" in settings.read_text():
             return folder
     return None
 
@@ -153,6 +136,7 @@ class Files:
         self.lock = folder/"work"/f"{name}.lock"
         self.progress = folder/"work"/f"{name}.progress"
         self.failure = folder/"work"/f"{name}.failed"
+        self.log = folder/"work"/f"{name}.log"
 
 # %% ../nbs/core/05_records.ipynb #9d08c53a
 def selected_in(
@@ -305,6 +289,33 @@ def write_record(
     write_whole(path, ("{" + ",\n ".join(lines) + "}\n").encode())
     return path
 
+# %% ../nbs/core/05_records.ipynb #50524a85
+def record_config(
+    record: dict,
+) -> Config:
+    "The configuration of a recorded run"
+    return Config(**record["config"])
+
+def _row(record: dict) -> dict[str, Any]:
+    "A record as a row of a table"
+    config, made = record_config(record), record["made_on"]
+    row = dict(
+        name=record["name"], cell=record["cell"], scale=scale_of(config),
+        recipe=recipe_of(config), method=loss_name(config.loss, config.alpha), **asdict(config),
+        **record["data"], made_on=made["device"])
+    row |= {k: record[k] for k in ("wrong_rate", "diverged", "resumed",
+                                   "seconds", "finished")}
+    row |= {k: made[k] for k in ("hardware", "threads", "commit")}
+    if config.loss != "tce": row["alpha"] = math.nan
+    for which in READINGS:
+        at = record["readings"][which] or dict(epoch=None, test_accuracy=None)
+        row[f"{which}_epoch"], row[which] = (
+            math.nan if value is None else float(value)
+            for value in (at["epoch"], at["test_accuracy"]))
+    return row
+
+READINGS = ("selected", "last", "oracle")
+
 # %% ../nbs/core/05_records.ipynb #c6ace32e
 class RecordError(RuntimeError):
     "A file that is no record of a run"
@@ -319,9 +330,9 @@ def read_record(
     "Read a record and check that it is one"
     path = Path(path)
     try: record = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise RecordError(f"{path}: cannot be read ({error})") from error
-    try: problem = _problem(record)
+    try: problem = _problem(record) or _row(record) and None
     except Exception as error: problem = f"is malformed ({error!r})"
     if problem is None and record["name"] != path.stem:
         problem = f"holds the record of {record['name']}"
@@ -348,12 +359,6 @@ def _problem(record: Any) -> Optional[str]:
         return f"has a history that is not {ended} epochs long"
     return None
 
-def record_config(
-    record: dict,
-) -> Config:
-    "The configuration of a recorded run"
-    return Config(**record["config"])
-
 # %% ../nbs/core/05_records.ipynb #3cae5154
 def record_history(
     record: dict,
@@ -377,18 +382,26 @@ def recorded(
     try: return bool(read_record(Files(name, folder).record))
     except RecordError: return False
 
+def lock_of(
+    name: str,  # of a run
+    folder: Union[str, Path, None] = None,  # of results
+) -> FileLock:
+    "The lock of a run; whoever holds it may take it again"
+    path = Files(name, folder).lock
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path, is_singleton=True)
+
 def is_running(
     name: str,  # of a run
     folder: Union[str, Path, None] = None,  # of results
 ) -> bool:
     "Whether some process on this file system is computing a run"
-    lock = Files(name, folder).lock
-    if not lock.exists(): return False
+    if not Files(name, folder).lock.exists(): return False
     try:
-        with FileLock(lock, timeout=0): return False
+        with lock_of(name, folder).acquire(timeout=0): return False
     except Timeout: return True
 
-# %% ../nbs/core/05_records.ipynb #102fc3e8
+# %% ../nbs/core/05_records.ipynb #a95b87c2
 def record_run(
     config: Config,
     folder: Union[str, Path, None] = None,  # of results
@@ -400,8 +413,7 @@ def record_run(
     "Train one network, or go on with it, and write its record"
     name = run_name(config)
     files = Files(name, folder)
-    files.lock.parent.mkdir(parents=True, exist_ok=True)
-    try: lock = FileLock(files.lock).acquire(timeout=3)
+    try: lock = lock_of(name, folder).acquire(timeout=3)
     except Timeout: raise Busy(
         f"{name}: another process is computing this run") from None
     with lock:
@@ -451,6 +463,14 @@ def find_selected(
             return selected_in(record_history(record))
     return None
 
+# %% ../nbs/core/05_records.ipynb #52c518c0
+def selected_by(
+    name: str,  # of a recorded hold-out run
+    folder: Union[str, Path, None] = None,  # of results
+) -> Optional[int]:
+    "The epoch that this hold-out run selected"
+    return selected_in(record_history(read_record(Files(name, folder).record)))
+
 # %% ../nbs/core/05_records.ipynb #62544274
 def read_all(
     folder: Union[str, Path, None] = None,  # of results
@@ -465,23 +485,6 @@ def read_all(
         + "\n  ".join(skipped), stacklevel=3)
     return records, skipped
 
-# %% ../nbs/core/05_records.ipynb #a32d2aea
-def _row(record: dict) -> dict[str, Any]:
-    "A record as a row of a table"
-    config, made = record_config(record), record["made_on"]
-    row = dict(
-        name=record["name"], cell=record["cell"], scale=scale_of(config),
-        method=loss_name(config.loss, config.alpha), **record["config"],
-        **record["data"], made_on=made["device"])
-    row |= {k: record[k] for k in ("wrong_rate", "diverged", "resumed",
-                                   "seconds", "finished")}
-    row |= {k: made[k] for k in ("hardware", "threads", "commit")}
-    if config.loss != "tce": row["alpha"] = math.nan
-    for which, reading in record["readings"].items():
-        row[f"{which}_epoch"] = reading["epoch"] if reading else math.nan
-        row[which] = reading["test_accuracy"] if reading else math.nan
-    return row
-
 # %% ../nbs/core/05_records.ipynb #c6a59b8d
 def gather(
     folder: Union[str, Path, None] = None,  # of results
@@ -489,41 +492,47 @@ def gather(
     "All records of a folder: a row for each run"
     records, skipped = read_all(folder)
     chosen = {record["cell"]: selected_in(record_history(record))
-              for record in records[::-1] if record["config"]["hold_out"]}
+              for record in records[::-1] if record_config(record).hold_out}
     for record in records:
-        epoch = chosen.get(record["cell"])
-        if epoch is not None and not record["config"]["hold_out"]:
+        if record["readings"]["selected"] is None:
+            epoch = chosen.get(record["cell"])
             record["readings"] = readings(record_history(record), epoch)
     frame = pd.DataFrame(map(_row, records), columns=COLUMNS)
     frame.attrs["skipped"] = skipped
     return frame
 
-COLUMNS = ["name", "cell", "scale", "method", *(f.name for f in fields(Config)),
+COLUMNS = ["name", "cell", "scale", "recipe", "method", *(f.name for f in fields(Config)),
            "fingerprint", "classes", "trained_on", "held_out", "tested_on",
            "made_on", "hardware", "threads", "commit", "wrong_rate",
            "diverged", "resumed", "seconds", "finished", "selected",
            "selected_epoch", "last", "last_epoch", "oracle", "oracle_epoch"]
 
-# %% ../nbs/core/05_records.ipynb #8b092045
+# %% ../nbs/core/05_records.ipynb #b9fcf3ee
 def histories(
     folder: Union[str, Path, None] = None,  # of results
 ) -> pd.DataFrame:
     "All histories of a folder: a row for each epoch of each run"
-    parts = [pd.DataFrame(record["history"]).assign(name=record["name"])
-             for record in read_all(folder)[0]]
-    return pd.concat(parts, ignore_index=True) if parts else \
-        pd.DataFrame(columns=["name", "epoch", "test_accuracy"])
+    columns: dict[str, list] = {"name": [], "epoch": [], "test_accuracy": []}
+    for record in read_all(folder)[0]:
+        history, before = record["history"], len(columns["name"])
+        epochs = len(history["epoch"])
+        columns["name"] += [record["name"]] * epochs
+        for name in {**columns, **history}:
+            if name == "name": continue
+            column = columns.setdefault(name, [None] * before)
+            column += history.get(name, [None] * epochs)
+    return pd.DataFrame(columns)
 
 # %% ../nbs/core/05_records.ipynb #f3c3cf05
 CELL = ["scale", "dataset", "method", "eta", "noise", "trained_on",
-        "tested_on", "epochs", "made_on"]
+        "tested_on", "epochs", "recipe", "made_on"]
 
 def cells(
     frame: pd.DataFrame,  # from `gather`
     reading: str = "selected",  # or "last", "oracle"
 ) -> pd.DataFrame:
     "Mean and spread of the test accuracy of each cell, over its seeds"
-    if reading not in ("selected", "last", "oracle"):
+    if reading not in READINGS:
         raise ValueError(f"reading: got {reading!r}, expected selected, "
                          "last or oracle")
     full = frame[frame.hold_out == 0]
@@ -541,6 +550,7 @@ def paired_difference(
     reading: str = "selected",  # or "last", "oracle"
 ) -> dict[str, float]:
     "Mean difference in accuracy over common seeds, and its 95% interval"
+    from scipy import stats  # slow to import, rarely needed
     full = frame[frame.hold_out == 0]
     table = full.pivot(index="seed", columns="method", values=reading)
     table = table.reindex(columns=[method, other]).dropna()

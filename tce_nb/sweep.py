@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import difflib
 import functools
-import importlib.resources
 import json
 import logging
 import os
@@ -28,19 +27,20 @@ from typing import Any, Callable, Iterable, Optional, Union
 
 import numpy as np
 import torch
+from filelock import Timeout
 
-from .data import CLASSES, DataError, data_root, load_digits, load_npz
+from .data import CLASSES, DataError, data_root, load_npz
 from .losses import LOSSES
 from .records import (
-    Files, RecordError, find_selected, is_running, loss_name, read_record,
-    record_config, recorded, results_folder, run_name)
+    Files, is_running, lock_of, recorded, run_name, selected_by)
 from .training import (
-    PRESETS, Config, pick_device, preset, stream, train_epoch, write_whole)
+    PRESETS, Config, pick_device, prepare, preset, train_epoch, write_whole)
 
 # %% auto #0
 __all__ = ['METHODS', 'ETAS', 'SEEDS', 'KINDS', 'SETTINGS', 'STATES', 'SIZES', 'unknown', 'parse_method', 'Job', 'hold_out_size',
            'grid', 'plan', 'template', 'read_parameters', 'run_notebook', 'worker', 'Outcome', 'job_message', 'execute',
-           'LocalPool', 'RayPool', 'State', 'look', 'Sweep', 'image_counts', 'cost', 'measure_speed', 'progress_of']
+           'LocalPool', 'RayPool', 'State', 'look', 'look_by_name', 'Sweep', 'image_counts', 'cost', 'measure_speed',
+           'progress_of']
 
 # %% ../nbs/core/06_sweep.ipynb #ce7a1ed0
 def unknown(
@@ -75,6 +75,7 @@ class Job:
     "A run of a plan"
     config: Config
     needs: Optional[str] = None  # name of the cell's hold-out run
+    rerun: bool = False          # train again where there is a record
 
     @property
     def name(self) -> str:
@@ -187,6 +188,9 @@ def read_parameters(
 ) -> Config:
     "The configuration that a template's parameters describe"
     given, names = _injected(namespace), [f.name for f in fields(Config)]
+    if namespace["preset"] is None:  # a sweep gives every field as it is
+        return Config(**{name: namespace[name] for name in given
+                         if name in names})
     for name in given:
         if name not in (*names, *SETTINGS):
             raise ValueError(unknown("parameter", name, (*names, *SETTINGS)))
@@ -265,9 +269,10 @@ def run_notebook(
     from papermill.engines import papermill_engines
     papermill_engines.register("in_process", _engine())
     output.parent.mkdir(parents=True, exist_ok=True)
-    papermill.execute_notebook(
-        str(template(kind)), str(output), parameters,
-        engine_name="in_process", progress_bar=False)
+    paths = [str(path).replace("{", "{{").replace("}", "}}")  # not a format
+             for path in (template(kind), output)]
+    papermill.execute_notebook(*paths, parameters, progress_bar=False,
+                               engine_name="in_process")
 
 # %% ../nbs/core/06_sweep.ipynb #4f5ae1ae
 def worker() -> None:
@@ -275,15 +280,21 @@ def worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     job = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
     threading.Thread(target=_end_with_driver, daemon=True).start()
-    files = Files(job["name"], job["parameters"]["results"])
-    try: run_notebook(job["kind"], files.notebook, job["parameters"])
+    name, folder = job["name"], job["parameters"]["results"]
+    files = Files(name, folder)
+    try:
+        with lock_of(name, folder).acquire(timeout=0):
+            if job["parameters"]["rerun"] or not recorded(name, folder):
+                run_notebook(job["kind"], files.notebook, job["parameters"])
+            if not recorded(name, folder):
+                raise RuntimeError("the notebook left no record of this run")
+    except Timeout: return  # somebody else has it in hand
     except BaseException as error:
         name = getattr(error, "ename", type(error).__name__)
-        if name in ("AlreadyRecorded", "Busy"): return
         reason = f"{name}: {getattr(error, 'evalue', error)}"
         print(traceback.format_exc(), file=sys.stderr)
         write_whole(files.failure, json.dumps(dict(
-            reason=reason, log=str(files.notebook), at=time.time())).encode())
+            reason=reason, log=str(files.log), at=time.time())).encode())
         sys.exit(1)
 
 def _end_with_driver() -> None:
@@ -300,6 +311,7 @@ class Outcome:
     name: str
     state: str  # "done", "failed" or "elsewhere"
     reason: str = ""
+    final: bool = False  # not worth another try
 
 def job_message(
     job: Job,
@@ -319,7 +331,7 @@ def job_message(
     config["dataset"] = _absolute(config["dataset"])
     folder = data and str(Path(data).expanduser().absolute())
     return dict(name=job.name, kind=job.kind, parameters=dict(
-        config, preset="smoke", results=str(results), rerun=False,
+        config, preset=None, results=str(results), rerun=job.rerun,
         data=folder))
 
 def _absolute(dataset: str) -> str:
@@ -339,36 +351,45 @@ def execute(
     files = Files(name, message["parameters"]["results"])
     files.failure.parent.mkdir(parents=True, exist_ok=True)
     files.failure.unlink(missing_ok=True)
-    with open(files.failure.with_suffix(".log"), "wb") as log:
+    before = _modified(files.record)
+    with open(files.log, "wb") as log:
         process = subprocess.Popen(
             _WORKER, stdin=subprocess.PIPE, stdout=log, stderr=log,
             env={**os.environ, **environment})
     started(process)
-    late = threading.Timer(limit, process.kill)
+    late = threading.Timer(min(limit, threading.TIMEOUT_MAX), process.kill)
     late.start()
     try:
-        assert process.stdin
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write((json.dumps(message) + "\n").encode())
-            process.stdin.flush()
+            os.write(process.stdin.fileno(),  # type: ignore
+                     (json.dumps(message) + "\n").encode())
         code = process.wait()
     finally:
         timed_out = not late.is_alive()
         late.cancel()
         process.kill()
-    return _judge(name, files, code, limit if timed_out else None)
+        if process.stdin: process.stdin.close()
+    old = message["parameters"]["rerun"] and before == _modified(files.record)
+    if not old and recorded(name, files.record.parents[1]):
+        return Outcome(name, "done")
+    return _failed(name, files, code, limit if timed_out else None)
+
+def _modified(path: Path) -> int:
+    "When a file was last written, 0 if there is none"
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 # %% ../nbs/core/06_sweep.ipynb #4c62d8d0
-def _judge(name: str, files: Files, code: int, limit) -> Outcome:
-    "What became of a run whose process has ended"
-    if recorded(name, files.record.parents[1]): return Outcome(name, "done")
-    if limit is not None:
-        return Outcome(name, "failed", f"ended at the limit of {limit:g} s")
-    if code == 0: return Outcome(name, "elsewhere")
+def _failed(name: str, files: Files, code: int, limit) -> Outcome:
+    "Why a process has ended without a record"
+    folder = files.record.parents[1]
+    if limit is not None: return Outcome(
+        name, "failed", f"ended at the limit of {limit:g} s", final=True)
+    if code == 0 and is_running(name, folder):
+        return Outcome(name, "elsewhere")
     try: reason = json.loads(files.failure.read_bytes())["reason"]
     except (OSError, ValueError, KeyError):
         reason = f"its process ended by signal {-code}" if code < 0 \
-            else f"its process ended with code {code}"
+            else f"its process ended with code {code} and no record"
     return Outcome(name, "failed", reason)
 
 # %% ../nbs/core/06_sweep.ipynb #bcc47cd6
@@ -391,7 +412,8 @@ class LocalPool:
             ("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         self.free = [{**threads_variables, **_device(i, gpus)}
                      for i in range(self.slots)]
-        self.processes: set[subprocess.Popen] = set()
+        self.processes: dict[str, subprocess.Popen] = {}
+        self.closed, self.lock = False, threading.Lock()
         self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
 
     def submit(self, job: Job, selected: Optional[int]):
@@ -401,15 +423,22 @@ class LocalPool:
 
     def _run(self, message: dict) -> Outcome:
         "Run a job in a free slot"
+        def started(process):
+            with self.lock:
+                self.processes[message["name"]] = process
+                if self.closed: process.kill()
         environment = self.free.pop()
-        try: return execute(message, self.limit, environment,
-                            self.processes.add)
-        finally: self.free.append(environment)
+        try: return execute(message, self.limit, environment, started)
+        finally:
+            self.free.append(environment)
+            with self.lock: self.processes.pop(message["name"], None)
 
     def close(self) -> None:
         "End what is still running"
-        for process in self.processes: process.kill()
-        self.threads.shutdown()
+        with self.lock:
+            self.closed = True
+            for process in self.processes.values(): process.kill()
+        self.threads.shutdown(cancel_futures=True)
 
 # %% ../nbs/core/06_sweep.ipynb #57049f7e
 def _cores() -> int:
@@ -516,12 +545,20 @@ def look(
     results: Path,  # folder of results
 ) -> State:
     "The state of a job, from the files alone"
-    if recorded(job.name, results): return State(job, "done")
-    if is_running(job.name, results): return State(job, "elsewhere")
-    files = Files(job.name, results)
-    try: return State(job, "failed", json.loads(
-        files.failure.read_bytes())["reason"])
-    except (OSError, ValueError, KeyError): return State(job)
+    word, reason = look_by_name(job.name, results)
+    if job.rerun and word == "done": word = "waiting"
+    return State(job, word, reason)
+
+def look_by_name(
+    name: str,      # of a run
+    results: Path,  # folder of results
+) -> tuple[str, str]:  # state, and the reason of a failure
+    "The state of a run, from the files alone"
+    if recorded(name, results): return "done", ""
+    if is_running(name, results): return "elsewhere", ""
+    try: return "failed", json.loads(Files(
+        name, results).failure.read_bytes())["reason"]
+    except (OSError, ValueError, KeyError): return "waiting", ""
 
 # %% ../nbs/core/06_sweep.ipynb #46bd95c1
 class Sweep:
@@ -556,6 +593,8 @@ class Sweep:
         poll: float = 0.5,  # seconds between looks
     ) -> list[State]:
         "Go on until nothing is left to do"
+        for state in self.states.values():
+            if state.state == "elsewhere": self.tell(self, state)
         while not all(state.state in ("done", "failed")
                       for state in self.states.values()):
             _start(self)
@@ -586,20 +625,22 @@ def _start(sweep: Sweep) -> None:
             continue
         state.tries, state.since = state.tries + 1, time.time()
         sweep.set(state, "running")
-        selected = find_selected(state.job.config, sweep.results) \
+        selected = selected_by(before.job.name, sweep.results) \
             if before else None
         sweep.running[sweep.pool.submit(state.job, selected)] = state
 
 # %% ../nbs/core/06_sweep.ipynb #001d7746
 def _settle(sweep: Sweep, state: State, outcome: Outcome) -> None:
     "Note how a try ended"
-    if outcome.state != "failed": sweep.set(state, outcome.state)
-    elif state.tries < 2: sweep.set(state, "waiting")
+    if outcome.state != "failed":
+        if outcome.state == "elsewhere": state.tries -= 1  # it was not ours
+        sweep.set(state, outcome.state)
+    elif state.tries < 2 and not outcome.final: sweep.set(state, "waiting")
     else:
         files = Files(state.job.name, sweep.results)
         with contextlib.suppress(OSError):  # a full disk has no room for it
             write_whole(files.failure, json.dumps(dict(
-                reason=outcome.reason, log=str(files.notebook))).encode())
+                reason=outcome.reason, log=str(files.log))).encode())
         sweep.set(state, "failed", outcome.reason)
 
 def _look_elsewhere(sweep: Sweep) -> None:
@@ -625,8 +666,8 @@ def image_counts(
     elif config.dataset in SIZES:
         sizes = [*SIZES[config.dataset]]
         classes = CLASSES.get(config.dataset, 10)
-    else: raise DataError(f"dataset: got {config.dataset!r}, which is not "
-                          "there")
+    else: raise DataError(unknown("dataset", config.dataset, SIZES)
+                          + " or the path of an .npz file")
     wanted = (config.train_per_class, config.test_per_class)
     train, test = (size if n is None else min(size, n * classes)
                    for size, n in zip(sizes, wanted))
@@ -636,9 +677,12 @@ def image_counts(
 @functools.lru_cache(maxsize=64)
 def _count_labels(path: Path) -> tuple[int, ...]:
     "Training images, test images and classes of an .npz file"
-    with np.load(path, allow_pickle=False) as file:
-        labels = [file[f"{part}_labels"] for part in ("train", "test")]
-    return len(labels[0]), len(labels[1]), int(labels[0].max()) + 1
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            labels = [file[f"{part}_labels"] for part in ("train", "test")]
+        return len(labels[0]), len(labels[1]), int(labels[0].max()) + 1
+    except Exception: load_npz(path)  # says what is wrong with it
+    raise DataError(f"{path}: its labels cannot be counted")
 
 def cost(
     config: Config,
@@ -655,7 +699,6 @@ def measure_speed(
     seconds: float = 3,
 ) -> float:  # training images per second
     "The speed of a ResNet-20 in one slot, measured right now"
-    from tce_nb.training import prepare
     threads = torch.get_num_threads()
     if pick_device(device).type == "cpu": torch.set_num_threads(1)
     config = Config(train_per_class=12, test_per_class=1, device=device)

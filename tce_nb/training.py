@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import math
@@ -34,7 +35,7 @@ from .resnet import ResNet
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'PRESETS', 'CPU_SIZES', 'Config', 'preset', 'drops', 'learning_rate', 'stream', 'Task', 'make_task',
-           'calibration_error', 'predict', 'evaluate', 'pick_device', 'Parts', 'prepare', 'train_epoch',
+           'calibration_error', 'predict', 'evaluate', 'pick_device', 'Parts', 'prepare', 'train_epoch', 'identity',
            'CheckpointError', 'DamagedCheckpoint', 'write_whole', 'save_checkpoint', 'load_checkpoint', 'Run',
            'run_epoch', 'train', 'describe', 'report']
 
@@ -94,6 +95,7 @@ def _checked(config: Config) -> dict[str, Any]:
             if number or not isinstance(value, accepted):
                 raise ValueError(f"{name}: got {value!r}, expected {words}")
             plain[name] = convert(value)
+    plain["eta"] += 0.0  # -0.0 is 0.0
     for name, (right, allowed) in _RULES.items():
         if plain[name] is not None and not right(plain[name]):
             raise ValueError(f"{name}: got {plain[name]!r}, "
@@ -380,6 +382,42 @@ def _rates(tally: Tensor, n: int, wrong: int) -> dict[str, Any]:
                 memorised=rate(memorised, wrong),
                 corrected=rate(corrected, wrong))
 
+# %% ../nbs/core/04_training.ipynb #b3a5bcea
+def identity(
+    config: Config,
+) -> dict[str, Any]:
+    "What makes this run different from others, as plain values"
+    usual, same = vars(_USUAL), {"device"}
+    if config.loss != "tce": same.add("alpha")
+    if config.eta == 0: same.add("noise")
+    if config.eta == 0 or config.hold_out == 0: same.add("hold_out_noisy")
+    chosen = {name: value for name, value in vars(config).items()
+              if name not in same and value != usual[name]}
+    chosen["milestones"] = [drop for drop in sorted(drops(config))
+                            if drop <= config.epochs]
+    if config.dataset.endswith(".npz"):
+        chosen["dataset"] = "sha256:" + _file_hash(config.dataset)
+    return chosen
+
+_USUAL = Config()
+
+# %% ../nbs/core/04_training.ipynb #094d30d0
+def _file_hash(path: str) -> str:
+    "SHA-256 of a file's content, read again only when it has changed"
+    try: state = os.stat(path)
+    except OSError as error: raise DataError(
+        f"dataset: got {path!r}, which cannot be read ({error.strerror})"
+        ) from error
+    return _hash_version(path, state.st_mtime_ns, state.st_size)
+
+@functools.lru_cache(maxsize=64)
+def _hash_version(path: str, modified: int, size: int) -> str:
+    "SHA-256 of this version of a file"
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() \
+            if hasattr(hashlib, "file_digest") \
+            else hashlib.sha256(file.read()).hexdigest()
+
 # %% ../nbs/core/04_training.ipynb #e3c0b0e9
 class CheckpointError(RuntimeError):
     "A checkpoint that cannot be resumed from, and what to do about it"
@@ -415,14 +453,15 @@ def load_checkpoint(path: Path, config: Config) -> dict:
             raise ValueError("its checksum is wrong")
         state = torch.load(io.BytesIO(content[32:]), map_location="cpu",
                            weights_only=True)
-        saved = state["config"]
+        saved = Config(**state["config"])
     except Exception as error:
         why = str(error).split("\n")[0]
         raise DamagedCheckpoint(f"{path}: not a whole checkpoint ({why}); "
                                 "remove it to start the run again") from error
-    wanted = _plain(config)
-    names = sorted(k for k in {*saved, *wanted} - {"device"}
-                   if saved.get(k) != wanted.get(k))
+    if {config.dataset[-4:], saved.dataset[-4:]} == {".npz"}:
+        saved = replace(saved, dataset=config.dataset)  # `data` is compared
+    here, there = identity(config), identity(saved)
+    names = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
     if names: raise CheckpointError(
         f"{path}: belongs to another run ({', '.join(names)} differ); "
         "remove it or choose another path")

@@ -6,6 +6,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tce_nb.sweep import plan
@@ -74,3 +75,12 @@ def undisturbed(tmp_path_factory, worker_id):
     assert said.count(" done ") == 4 and said.count("running") == 4
     assert len(essence(folder)) == 4
     return essence(folder)
+
+
+def save_npz(path, seed=0):
+    "Forty random grey images of two classes"
+    rng = np.random.default_rng(seed)
+    images = rng.integers(256, size=(40, 1, 32, 32), dtype=np.uint8)
+    np.savez(path, train_images=images, train_labels=np.arange(40) % 2,
+             test_images=images[:8], test_labels=np.arange(8) % 2)
+    return str(path)

@@ -54,8 +54,16 @@ def test_every_verb_has_examples_that_parse(verb, capsys):
     ("sweep --preset cpu --set epoch=3", "--set: got 'epoch=3'.*did you mean epochs?"),
     ("sweep --preset cpu --set epochs=many", "epochs: got 'many', expected an int"),
     ("sweep --preset smoke --ray nowhere:1", "ray: no cluster at 'nowhere:1'"),
+    ("sweep --preset smoke --gpus-per-run 1", "--gpus-per-run: has no effect without --ray"),
+    ("sweep --preset smoke --ray auto --workers 2", "--workers: has no effect with --ray"),
+    ("run --dataset cifar", "dataset: got 'cifar'.*did you mean cifar10"),
+    ("run --hold-out -1", "hold_out: got -1.0, expected a share below 1"),
+    ("run --dataset broken.npz", "broken.npz: not a readable .npz file"),
+    ("run --dataset broken.npz --dry-run", "broken.npz: not a readable .npz file"),
 ])
-def test_a_mistake_is_one_line_and_code_2(arguments, message, capsys, tmp_path):
+def test_a_mistake_is_one_line_and_code_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/"broken.npz").write_text("PK rubbish")
     assert main([*arguments.split(), "--results", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert re.search(message, said) and said.count("\n") == 1 and said.startswith("tce ")
@@ -101,7 +109,7 @@ def test_results_in_four_forms(made, capsys):
     assert shown in text and "80 training and 40 test images, 2 epochs" in text
     assert f"| {shown} |" in said("--markdown")
     assert json.loads(said("--json"))[0]["n"] == 2
-    assert "no records here" in said("--dataset", "mnist")
+    assert "no runs on all training data are recorded here" in said("--dataset", "mnist")
 
 
 def test_results_name_what_they_skip(made, capsys):
@@ -128,7 +136,9 @@ def test_one_run_and_again(tmp_path, capfd):
     assert main([*arguments, "--rerun"]) == 0
     again = json.loads(files.record.read_text())
     assert again["history"]["test_accuracy"] == first["history"]["test_accuracy"]
-    assert json.loads(files.checkpoint.with_suffix(".record").read_text()) == first
+    assert again["history"]["seconds"] != first["history"]["seconds"]
+    assert main(["status", "--results", str(tmp_path)]) == 0
+    assert "other: 1 runs: 1 done, 0 running, 0 failed" in capfd.readouterr().out
 
 
 def test_a_terminal_gets_a_live_table(tmp_path):

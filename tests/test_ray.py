@@ -1,25 +1,24 @@
 """A sweep on a real cluster of two nodes, one of which is killed."""
 import os
-import random
+import shutil
 import socket
 import subprocess
-import sysconfig
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from conftest import JOBS, SWEEP, essence, finish, tce
+from conftest import BIN, JOBS, SWEEP, essence, finish, tce
 
 pytestmark = pytest.mark.xdist_group("sweep")
-RAY = Path(sysconfig.get_path("scripts"))/"ray"
 
 
 def start_node(folder, *options):
     "A node process of its own"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
-    return subprocess.Popen([str(RAY), "start", "--block", "--num-cpus=1", "--disable-usage-stats",
+    return subprocess.Popen([str(BIN/"ray"), "start", "--block", "--num-cpus=1", "--disable-usage-stats",
                              "--node-ip-address=127.0.0.1", *options], env=environment,
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
@@ -34,28 +33,29 @@ def kill(node):
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    "The address of a cluster, and its second node"
+def cluster():
+    "The address of a cluster, its second node, and the nodes' folder"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    (tmp_path/"nodes").mkdir()
-    head = start_node(tmp_path/"nodes", "--head", f"--port={address.split(':')[1]}", "--include-dashboard=false")
+    folder = Path(tempfile.mkdtemp(prefix="tce", dir="/tmp"))  # sockets need a short path
+    head = start_node(folder, "--head", f"--port={address.split(':')[1]}", "--include-dashboard=false")
     for _ in range(60):
         time.sleep(1)
-        up = subprocess.run([str(RAY), "health-check", f"--address={address}"], capture_output=True)
+        up = subprocess.run([str(BIN/"ray"), "health-check", f"--address={address}"], capture_output=True)
         if up.returncode == 0: break
-    second = start_node(tmp_path/"nodes", f"--address={address}")
-    yield address, second
+    second = start_node(folder, f"--address={address}")
+    yield address, second, folder
     for node in (second, head):
         if node.poll() is None: kill(node)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_node_dies_and_nothing_is_lost(cluster, undisturbed, tmp_path):
-    address, second = cluster
+    address, second, folder = cluster
     results = tmp_path/"results"
     sweep = tce(*SWEEP, "--ray", address, "--results", results)
-    work = tmp_path/"nodes"/"tce_nb-ray"/"work"
+    work = folder/"tce_nb-ray"/"work"
     end = time.time() + 120
     while len(list(work.glob("*.progress"))) < 2 and time.time() < end and sweep.poll() is None:
         time.sleep(0.2)  # both nodes have begun

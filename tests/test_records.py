@@ -2,13 +2,14 @@
 import json
 import math
 import os
+import re
 import warnings
 from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
+from conftest import save_npz
 
-from tce_nb import records
 from tce_nb.records import (
     AlreadyRecorded, Busy, Files, RecordError, cell_of, cells, find_selected, gather, histories,
     is_running, make_record, paper_numbers, read_record, record_config, record_run, recorded,
@@ -51,14 +52,6 @@ def test_names_do_not_change_from_version_to_version():
     "If this fails, every record of the project has lost its name"
     config = preset("cpu", dataset="cifar100", loss="ce", eta=0.4, hold_out=0.1)
     assert run_name(config) == "cifar100-ce-eta0.4-select-seed0-d2baeca10b06"
-
-
-def save_npz(path, seed=0):
-    rng = np.random.default_rng(seed)
-    images = rng.integers(256, size=(40, 1, 32, 32), dtype=np.uint8)
-    np.savez(path, train_images=images, train_labels=np.arange(40) % 2,
-             test_images=images[:8], test_labels=np.arange(8) % 2)
-    return str(path)
 
 
 def test_a_file_counts_by_its_content(tmp_path):
@@ -139,6 +132,11 @@ DAMAGE = {
     "impossible config": lambda text: text.replace('"eta": 0.4', '"eta": 7'),
     "unknown field": lambda text: text.replace('"eta": 0.4', '"etta": 0.4'),
     "history of strings": lambda text: text.replace('"history": {', '"history": "x", "was": {'),
+    "too deep": lambda text: "[" * 200_000,
+    **{f"wrong {key}": lambda text, key=key, value=value: json.dumps({**json.loads(text), key: value})
+       for key, value in dict(made_on={}, readings=None, data=[], config={}).items()},
+    "data that takes a name": lambda text: text.replace('"data": {', '"data": {"name": 1, '),
+    "a reading of letters": lambda text: re.sub(r'"test_accuracy": [0-9.]+', '"test_accuracy": "x"', text),
 }
 
 
@@ -155,6 +153,31 @@ def test_a_damaged_record_is_reported_and_not_counted(made, tmp_path, damage):
     with pytest.warns(UserWarning, match="skipped 1 file"): frame = gather(tmp_path)
     assert len(frame) == 2 and len(frame.attrs["skipped"]) == 1
     assert victim.name in frame.attrs["skipped"][0]
+
+
+def test_runs_that_differ_in_anything_but_the_seed_share_no_cell(tmp_path):
+    for change in (dict(), dict(lr=0.3), dict(alpha=1.0000001), dict(alpha=1.0), dict(batch_size=8)):
+        record_run(replace(TINY, epochs=1, seed=1, **change), tmp_path)
+    assert cells(gather(tmp_path), "last").n.tolist() == [1] * 5
+
+
+def test_an_interrupted_run_goes_on_under_any_of_its_descriptions(tmp_path):
+    "What has one name can be resumed as one run"
+    path, data = tmp_path/"run.pt", save_npz(tmp_path/"mine.npz")
+    os.rename(data, tmp_path/"moved.npz")
+    moved = str(tmp_path/"moved.npz")
+    for before, after in (
+            (dict(eta=0.0), dict(eta=-0.0, noise="uniform_excluding_true")), (dict(), dict(milestones=(2, 3))),
+            (dict(loss="ce"), dict(loss="ce", alpha=0.5)), (dict(), dict(device="auto"))):
+        first, second = replace(TINY, **before), replace(TINY, **after)
+        assert run_name(first) == run_name(second)
+        train(first, checkpoint=path)
+        assert train(second, checkpoint=path).finished
+        path.unlink()
+    whole = dict(train_per_class=None, test_per_class=None)
+    train(replace(TINY, dataset=moved, **whole), checkpoint=path)
+    os.rename(moved, data)
+    assert train(replace(TINY, dataset=data, **whole), checkpoint=path).finished
 
 
 def test_a_renamed_record_is_not_counted(made, tmp_path):

@@ -6,17 +6,17 @@ import resource
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from conftest import BIN, JOBS, SET, SWEEP, TINY, essence, finish, tce
-from tce_nb.data import DataError
+from conftest import BIN, JOBS, SET, SWEEP, essence, finish, save_npz, tce
 from tce_nb.records import Files, recorded, run_name
 from tce_nb.sweep import (
-    LocalPool, Sweep, image_counts, job_message, look, parse_method, plan, read_parameters, template)
+    Job, LocalPool, Outcome, execute, image_counts, job_message, plan, template)
 from tce_nb.training import Config, preset
 
 pytestmark = pytest.mark.xdist_group("sweep")  # one undisturbed sweep serves all
@@ -101,10 +101,11 @@ def test_two_drivers_share_the_work(undisturbed, tmp_path):
     drivers = [tce(*SWEEP, "--results", tmp_path) for _ in range(2)]
     said = [finish(driver) for driver in drivers]
     assert essence(tmp_path) == undisturbed
-    for job in JOBS:  # each was computed once, or given back to whom had it
-        started = sum(text.count(f"running {job.name}") for text in said)
-        returned = sum(text.count(f"elsewhere {job.name}") for text in said)
-        assert 1 <= started <= 1 + returned
+    assert all("failed" not in text and text.count(" done ") == 4 for text in said)
+    assert "elsewhere" in "".join(said), "one has seen what the other had in hand"
+    for job in JOBS:  # and no one wrote over the other's log
+        assert "AlreadyRecorded" not in (log := Files(job.name, tmp_path).notebook.read_text())
+        assert "Busy" not in log
 
 
 @pytest.fixture
@@ -196,6 +197,44 @@ def test_what_is_wrong_is_refused_before_anything_starts(arguments, message):
 
 def test_unknown_fields_are_refused():
     with pytest.raises(TypeError, match="epoch: not a field of Config"): plan("cpu", epoch=3)
+
+
+@pytest.mark.parametrize("changes", [
+    dict(train_per_class=None, test_per_class=None, epochs=1), dict(epochs=1, milestones=(1,), eta=0.0),
+    dict(epochs=1, loss="ce", noise="uniform_excluding_true", hold_out=30)], ids=str)
+def test_the_worker_runs_what_was_planned(tmp_path, changes):
+    config = preset("smoke", **{**changes, "dataset": save_npz(tmp_path/"a set.npz"), "batch_size": 8})
+    if config.train_per_class: config = replace(config, train_per_class=10, test_per_class=2)
+    if config.hold_out: config = replace(config, hold_out=5)
+    job = Job(config)
+    outcome = execute(job_message(job, tmp_path/"odd {seed} name", None), 100, {"OMP_NUM_THREADS": "1"})
+    assert outcome == Outcome(job.name, "done")
+
+
+def test_a_failed_rerun_keeps_the_record(tmp_path):
+    run = ["run", "--epochs", 1, "--train-per-class", 4, "--test-per-class", 2, "--results", tmp_path]
+    finish(tce(*run))
+    before = essence(tmp_path)
+    said = finish(tce(*run, "--rerun", "--limit", 0.0003), code=1)
+    assert said.count("running") == 1, "the limit is not tried twice"
+    assert essence(tmp_path) == before
+    assert "1 to do" in finish(tce(*run, "--rerun", "--dry-run"))
+    assert "0 to do" in finish(tce(*run, "--dry-run"))
+
+
+def test_no_descriptor_is_left_open(tmp_path):
+    pool, before = LocalPool(tmp_path, workers=2), psutil.Process().num_fds()
+    job = Job(preset("smoke", dataset=save_npz(tmp_path/"x.npz"), train_per_class=99))  # fails at once
+    for _ in range(3): assert pool.submit(job, None).result().state == "failed"
+    assert psutil.Process().num_fds() <= before
+    pool.close()
+
+
+def test_closing_ends_what_has_just_begun(tmp_path):
+    pool, begin = LocalPool(tmp_path, workers=2), time.time()
+    for seed in (1, 2): pool.submit(Job(preset("smoke", epochs=10_000, seed=seed)), None)
+    pool.close()
+    assert time.time() - begin < 20
 
 
 def test_images_are_counted_without_loading(tmp_path, flat):
