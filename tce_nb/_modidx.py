@@ -62,6 +62,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                             'tce_nb.cli._print_tables': ('core/cli.html#_print_tables', 'tce_nb/cli.py'),
                             'tce_nb.cli._results_options': ('core/cli.html#_results_options', 'tce_nb/cli.py'),
                             'tce_nb.cli._run_options': ('core/cli.html#_run_options', 'tce_nb/cli.py'),
+                            'tce_nb.cli._size': ('core/cli.html#_size', 'tce_nb/cli.py'),
                             'tce_nb.cli._stop_on_signals': ('core/cli.html#_stop_on_signals', 'tce_nb/cli.py'),
                             'tce_nb.cli._stop_printing': ('core/cli.html#_stop_printing', 'tce_nb/cli.py'),
                             'tce_nb.cli._sweep_options': ('core/cli.html#_sweep_options', 'tce_nb/cli.py'),

@@ -115,7 +115,7 @@ def _run_options(parser) -> None:
                         help=f"one of {', '.join(METHODS)}, or tce")
     parser.add_argument("--milestones", type=int, nargs="*", metavar="EPOCH",
                         help="epochs in which the learning rate falls")
-    parser.add_argument("--hold-out", type=float, nargs="?", const="preset",
+    parser.add_argument("--hold-out", type=_size, nargs="?", const="preset",
                         metavar="SIZE", help="hold out images, or below 1 a "
                         "share of them (default: the preset's)")
     parser.add_argument("--rerun", action="store_true", help="train again "
@@ -169,6 +169,10 @@ def _pool_options(parser, workers: bool) -> None:
                         "runs and what they would cost; start nothing")
     parser.add_argument("--json", action="store_true",
                         help="print the outcome, or the plan, as JSON")
+
+def _size(text: str):
+    "How much to hold out"
+    return text if text == "preset" else float(text)
 
 def _positive(kind, zero: bool = False):
     "A number above zero, or from zero on"

@@ -15,7 +15,7 @@ from tce_nb import training
 from tce_nb.resnet import ResNet
 from tce_nb.training import (
     CheckpointError, Config, Run, calibration_error, drops, evaluate,
-    load_checkpoint, make_task, pick_device, prepare, preset, report,
+    load_checkpoint, make_task, pick_device, predict, prepare, preset, report,
     save_checkpoint, stream, train)
 
 TINY = Config(train_per_class=8, test_per_class=4, batch_size=16, depth=8,
@@ -94,7 +94,7 @@ def test_the_counts_of_an_epoch_are_right(monkeypatch):
     parts.model.forward = watch
     row = training.train_epoch(parts, TINY, 1)
     order = torch.cat([i for _, i in training.epoch_batches(
-        parts.train, 16, False, stream(0, "batches", 1))])
+        parts.train, 16, stream(0, "batches", 1))])
     predicted = torch.empty_like(parts.labels)
     predicted[order] = torch.cat(seen)
     wrong = parts.wrong
@@ -108,7 +108,8 @@ def test_evaluation_against_sklearn_and_a_slow_ece():
     from sklearn.metrics import accuracy_score, log_loss
     parts = prepare(TINY)
     images, labels = parts.evaluated["test"]
-    measured = evaluate(parts.net, images, labels, batch_size=7)
+    measured = evaluate(parts.net, images, labels)
+    assert torch.allclose(predict(parts.net, images, batch_size=7), predict(parts.net, images), atol=1e-4)
     with torch.no_grad(): q = parts.net.eval()(images.plain(slice(None))).double().softmax(1)
     confidence, predicted = q.max(1)
     assert measured["accuracy"] == pytest.approx(accuracy_score(labels, predicted))
