@@ -38,7 +38,7 @@ constraints: $(READY) ## pin what new requirements in settings.ini need
 
 clean: ## remove the book, caches, .venv and the runs on digits
 	rm -rf _build .venv .pytest_cache .hypothesis .mypy_cache *.egg-info dist build
-	rm -rf results/work/digits-* results/records/digits-*
+	cd results && rm -rf work/digits-* records/digits-*
 
 # What is missing is said before anything starts; the stamp is written last,
 # so a broken installation is repeated.

@@ -516,8 +516,8 @@ def _print_tables(tables: dict[str, pd.DataFrame], options) -> None:
     if not tables: print("no runs on all training data are recorded here for "
                          "this choice; tce status says what there is")
     else: print(f"Test accuracy in percent at the {options.reading} epoch: "
-                "mean ± standard deviation (runs); - where no hold-out run has "
-                "selected one yet (see --reading)\n")
+                "mean ± standard deviation (runs); - where no hold-out run "
+                "has selected one yet (see --reading)\n")
     for title, table in tables.items():
         header = [f"eta {eta:g}" for eta in table.columns]
         rows = [["", *header], *([name, *row] for name, row in zip(

@@ -358,7 +358,8 @@ def epoch_batches(
     n, device = len(images), images.padded.device
     order = torch.randperm(n, generator=generator)
     offsets = torch.randint(2 * PAD + 1, (2, n), generator=generator)
-    flips = torch.rand(n, generator=generator) < (0.5 if images.mirror else 0.0)
+    share = 0.5 if images.mirror else 0.0  # of mirrored images
+    flips = torch.rand(n, generator=generator) < share
     order, offsets, flips = (t.to(device) for t in (order, offsets, flips))
     for start in range(0, n, batch_size):
         part = slice(start, start + batch_size)

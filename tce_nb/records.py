@@ -253,8 +253,9 @@ def make_record(
 ) -> dict[str, Any]:
     "A run as a record"
     if not run.finished or run.task is None:
-        raise ValueError(f"run: has {len(run.history)} of "
-                         f"{run.config.epochs} epochs, expected a finished one")
+        raise ValueError(
+            f"run: has {len(run.history)} of {run.config.epochs} epochs, "
+            "expected a finished one")
     config, data = run.config, run.task.data
     if config.hold_out: selected = selected_in(run.history)
     columns = list(dict.fromkeys(k for row in run.history for k in row))
@@ -263,7 +264,8 @@ def make_record(
         config=asdict(config),
         data=dict(fingerprint=run.task.fingerprint,
                   classes=data.num_classes, trained_on=len(run.task.kept),
-                  held_out=len(run.task.held), tested_on=len(data.test_labels)),
+                  held_out=len(run.task.held),
+                  tested_on=len(data.test_labels)),
         wrong_rate=run.wrong_rate, diverged=run.diverged, resumed=run.resumed,
         seconds=sum(row["seconds"] for row in run.history),
         finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -301,7 +303,8 @@ def _row(record: dict) -> dict[str, Any]:
     config, made = record_config(record), record["made_on"]
     row = dict(
         name=record["name"], cell=record["cell"], scale=scale_of(config),
-        recipe=recipe_of(config), method=loss_name(config.loss, config.alpha), **asdict(config),
+        recipe=recipe_of(config),
+        method=loss_name(config.loss, config.alpha), **asdict(config),
         **record["data"], made_on=made["device"])
     row |= {k: record[k] for k in ("wrong_rate", "diverged", "resumed",
                                    "seconds", "finished")}
@@ -501,8 +504,9 @@ def gather(
     frame.attrs["skipped"] = skipped
     return frame
 
-COLUMNS = ["name", "cell", "scale", "recipe", "method", *(f.name for f in fields(Config)),
-           "fingerprint", "classes", "trained_on", "held_out", "tested_on",
+COLUMNS = ["name", "cell", "scale", "recipe", "method",
+           *(field.name for field in fields(Config)), "fingerprint",
+           "classes", "trained_on", "held_out", "tested_on",
            "made_on", "hardware", "threads", "commit", "wrong_rate",
            "diverged", "resumed", "seconds", "finished", "selected",
            "selected_epoch", "last", "last_epoch", "oracle", "oracle_epoch"]

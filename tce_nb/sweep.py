@@ -648,7 +648,8 @@ def _look_elsewhere(sweep: Sweep) -> None:
     for state in sweep.states.values():
         if state.state == "elsewhere":
             now = look(state.job, sweep.results).state
-            sweep.set(state, now if now in ("done", "elsewhere") else "waiting")
+            known = now in ("done", "elsewhere")
+            sweep.set(state, now if known else "waiting")
 
 # %% ../nbs/core/06_sweep.ipynb #2614a3ea
 SIZES = {"mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
