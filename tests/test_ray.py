@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import BIN, JOBS, SWEEP, essence, finish, tce
+from conftest import BIN, JOBS, SET, SWEEP, essence, finish, tce
 
 pytestmark = pytest.mark.xdist_group("sweep")
 
@@ -54,7 +54,8 @@ def cluster():
 def test_a_node_dies_and_nothing_is_lost(cluster, undisturbed, tmp_path):
     address, second, folder = cluster
     results = tmp_path/"results"
-    sweep = tce(*SWEEP, "--ray", address, "--results", results)
+    cells = SWEEP[:SWEEP.index("--workers")]
+    sweep = tce(*cells, *SET, "--ray", address, "--results", results)
     work = folder/"tce_nb-ray"/"work"
     end = time.time() + 120
     while len(list(work.glob("*.progress"))) < 2 and time.time() < end and sweep.poll() is None:
