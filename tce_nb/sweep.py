@@ -39,8 +39,8 @@ from .training import (
 # %% auto #0
 __all__ = ['METHODS', 'ETAS', 'SEEDS', 'KINDS', 'SETTINGS', 'STATES', 'SIZES', 'unknown', 'parse_method', 'Job', 'hold_out_size',
            'grid', 'plan', 'template', 'read_parameters', 'run_notebook', 'worker', 'Outcome', 'job_message', 'execute',
-           'LocalPool', 'RayPool', 'State', 'look', 'look_by_name', 'Sweep', 'image_counts', 'cost', 'measure_speed',
-           'progress_of']
+           'Pool', 'LocalPool', 'RayPool', 'State', 'look', 'look_by_name', 'Sweep', 'image_counts', 'cost',
+           'measure_speed', 'progress_of']
 
 # %% ../nbs/core/06_sweep.ipynb #ce7a1ed0
 def unknown(
@@ -392,8 +392,31 @@ def _failed(name: str, files: Files, code: int, limit) -> Outcome:
             else f"its process ended with code {code} and no record"
     return Outcome(name, "failed", reason)
 
+# %% ../nbs/core/06_sweep.ipynb #113a77f0
+class Pool:
+    "A number of slots that run jobs; a kind of pool says how"
+    slots: int
+    results: Path                   # folder of results
+    data: Union[str, Path, None]    # folder of data sets
+    threads: concurrent.futures.ThreadPoolExecutor  # one waits in each slot
+
+    def submit(
+        self,
+        job: Job,
+        selected: Optional[int],  # epoch to report
+    ) -> concurrent.futures.Future:
+        "Start a job; its outcome comes later"
+        return self.threads.submit(self._run, job_message(
+            job, self.results, self.data, selected))
+
+    def _run(self, message: dict) -> Outcome: raise NotImplementedError
+
+    def close(self) -> None:
+        "End what is still running"
+        raise NotImplementedError
+
 # %% ../nbs/core/06_sweep.ipynb #bcc47cd6
-class LocalPool:
+class LocalPool(Pool):
     "Slots on this machine"
 
     def __init__(
@@ -415,11 +438,6 @@ class LocalPool:
         self.processes: dict[str, subprocess.Popen] = {}
         self.closed, self.lock = False, threading.Lock()
         self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
-
-    def submit(self, job: Job, selected: Optional[int]):
-        "Start a job; its outcome comes later"
-        return self.threads.submit(self._run, job_message(
-            job, self.results, self.data, selected))
 
     def _run(self, message: dict) -> Outcome:
         "Run a job in a free slot"
@@ -454,7 +472,7 @@ def _device(slot: int, gpus: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": names[slot % gpus]}
 
 # %% ../nbs/core/06_sweep.ipynb #8368b737
-class RayPool:
+class RayPool(Pool):
     "Slots on a Ray cluster"
 
     def __init__(
@@ -484,11 +502,6 @@ class RayPool:
         self.options = (limit, threads, folder)
         self.slots = 200  # Ray keeps them waiting until there is room
         self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
-
-    def submit(self, job: Job, selected: Optional[int]):
-        "Start a job; its outcome comes later"
-        return self.threads.submit(self._run, job_message(
-            job, self.results, self.data, selected))
 
     def _run(self, message: dict) -> Outcome:
         "Wait for a task and keep what it brings back"
@@ -567,7 +580,7 @@ class Sweep:
     def __init__(
         self,
         jobs: list[Job],
-        pool: Union[LocalPool, RayPool],
+        pool: Pool,
         results: Path,  # folder of results
         tell: Callable[[Sweep, Optional[State]], object],  # of every change
     ) -> None:
