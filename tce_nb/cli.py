@@ -27,8 +27,7 @@ try:
     from rich.table import Table
     from tce_nb.data import DataError
     from tce_nb.records import (
-        CELL, Files, cells, gather, project_folder, read_record,
-        record_config, results_folder)
+        CELL, Files, cells, gather, read_record, results_folder)
     from tce_nb.sweep import (
         METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State, Sweep, cost,
         hold_out_size, look, look_by_name, measure_speed, parse_method, plan,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .losses import tame, tamed_weight
 from .noise import NoisyLabels
-from .records import cells, gather, paired_difference
+from .records import cells, paired_difference
 from .training import Config, drops
 
 # %% auto #0

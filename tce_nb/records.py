@@ -17,7 +17,7 @@ import time
 import warnings
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 import pandas as pd
@@ -335,7 +335,9 @@ def read_record(
     try: record = json.loads(path.read_bytes())
     except Exception as error:
         raise RecordError(f"{path}: cannot be read ({error})") from error
-    try: problem = _problem(record) or _row(record) and None
+    try:
+        problem = _problem(record)
+        if problem is None: _row(record)  # can be counted
     except Exception as error: problem = f"is malformed ({error!r})"
     if problem is None and record["name"] != path.stem:
         problem = f"holds the record of {record['name']}"
