@@ -137,7 +137,7 @@ _RULES: dict[str, tuple] = {
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(epochs=256),
     "cpu": dict(epochs=16, device="cpu"),
-    "digits": dict(epochs=16, batch_size=32, depth=8),
+    "digits": dict(train_per_class=50, epochs=40, batch_size=32, depth=8),
     "smoke": dict(train_per_class=100, test_per_class=20, batch_size=32,
                   depth=8),
 }
