@@ -25,8 +25,8 @@ from .training import Config, drops, preset
 __all__ = ['ALPHAS', 'EVIDENCE', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'alpha_style', 'method_style',
            'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
            'plot_confusion', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'table_markdown',
-           'missing_commands', 'show_table', 'curves', 'plot_learning', 'epochs_to', 'speed_threshold', 'speed_points',
-           'plot_speed', 'digits_comparison']
+           'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'overfitting', 'epochs_to',
+           'speed_threshold', 'speed_points', 'plot_speed', 'digits_comparison']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -273,19 +273,23 @@ def _gain(runs: pd.DataFrame, row) -> float:
 
 # %% ../nbs/core/07_figures.ipynb #fd7646b1
 def table_markdown(
-    table: pd.DataFrame,  # from `compare`; one data set
+    table: pd.DataFrame,  # from `compare`
     caption: str,
     name: str,            # for references
 ) -> str:
-    "One data set of a table as Markdown; numbered, if it has a name"
-    etas = list(dict.fromkeys(table.eta))
-    lines = ["| loss | " + " | ".join(f"η = {eta:g}" for eta in etas) + " |",
-             "|:---|" + "---:|" * len(etas)]
+    "A numbered table as Markdown"
+    columns = list(dict.fromkeys(zip(table.dataset, table.eta)))
+    several = len({dataset for dataset, _ in columns}) > 1
+    heads = [(f"{TITLES[dataset]}<br>" if several else "") + f"η = {eta:g}"
+             for dataset, eta in columns]
+    lines = ["| loss | " + " | ".join(heads) + " |",
+             "|:---|" + "---:|" * len(columns)]
     for method in dict.fromkeys(table.method):
-        row = table[table.method == method].set_index("eta")
+        row = table[table.method == method].set_index(["dataset", "eta"])
         lines.append(f"| {_label(method)} | " + " | ".join(
-            _entry(row.loc[eta]) for eta in etas) + " |")
-    return "\n".join([f":::{{table}} {caption}", f":name: {name}", "",
+            _entry(row.loc[column]) for column in columns) + " |")
+    return "\n".join([f":::{{table}} {caption}", f":name: {name}",
+                      ":class: results", "",
                       *lines, ":::"])
 
 def _label(method: str) -> str:
@@ -299,10 +303,11 @@ def _entry(row: pd.Series) -> str:
     lines = [_bold(row["mean"], row.best_mean) + (
         f" ± {row['std']:.1f}" if row.n > 1 else "") + f" ({row.n})"
         if row.n else "no records"]
-    if not math.isnan(row.gain): lines.append(f"{row.gain:+.1f} to CE")
-    lines.append("paper: " + (
-        "–" if math.isnan(row.paper) else _bold(row.paper, row.best_paper, 2)
-        + ("" if row.method == "ce" else f", {row.paper_gain:+.2f}")))
+    if row.method != "ce": lines.append(
+        "–" if math.isnan(row.gain) else f"{row.gain:+.1f} to CE")
+    gain = "" if row.method == "ce" else f" ({row.paper_gain:+.1f})"
+    lines.append("–" if math.isnan(row.paper) else
+                 f"*{_bold(row.paper, row.best_paper, 2)}{gain}*")
     return "<br>".join(lines)
 
 def _bold(value: float, best: bool, digits: int = 1) -> str:
@@ -331,19 +336,36 @@ def missing_commands(
 def show_table(
     frame: pd.DataFrame,  # from `gather`
     which: str,           # "table1" or "table2"
-    dataset: str,
     caption: str,
     name: str,            # for references
 ) -> str:
-    "A data set's part of a table, with its scale and what fills its gaps"
+    "A table with its scale above and, folded, what fills its gaps"
     table = compare(frame, which)
-    table = table[table.dataset == dataset]
-    scale = evidence_scale(frame, [dataset])
-    commands = missing_commands(table, scale)
+    datasets = list(dict.fromkeys(table.dataset))
+    commands = missing_commands(table, evidence_scale(frame, datasets))
     folded = ["", ":::{dropdown} Commands that fill the empty cells",
               "```bash", *commands, "```", ":::"] if commands else []
-    return "\n".join([scale_note(frame, [dataset]), "", table_markdown(
+    return "\n".join([scale_note(frame, datasets), "", table_markdown(
         table, caption, name), *folded])
+
+# %% ../nbs/core/07_figures.ipynb #79772eb4
+def gains_in_words(
+    table: pd.DataFrame,  # from `compare`
+    column: str,          # "gain" or "paper_gain"
+) -> str:
+    "How the tamed losses of a table compare with cross entropy"
+    tamed = table[table.method.str.startswith("tce:")].dropna(
+        subset=[column])
+    if tamed.empty: return "no cell has records of both losses yet"
+    best = tamed.loc[tamed.groupby(["dataset", "eta"])[column].idxmax()]
+    fixed = [f"{_label(m)} in {(rows[column] > 0).sum()} of {len(rows)}"
+             for m, rows in tamed.groupby("method")]
+    top = best.loc[best[column].idxmax()]
+    return (f"the best exponent beats cross entropy at "
+            f"{(best[column] > 0).sum()} of {len(best)} noise ratios, by up "
+            f"to {top[column]:.1f} points ({TITLES[top.dataset]}, η = "
+            f"{top.eta:g}, {_label(top.method)}); a fixed exponent: "
+            f"{', '.join(fixed)}")
 
 # %% ../nbs/core/07_figures.ipynb #c838a9a3
 FIG2 = ("ce", "mse", "tce:1", "tce:2")  # the losses the paper draws
@@ -371,9 +393,10 @@ def plot_learning(
     for letter, axes, eta in zip("abcdef", panels.flat,
                                  (0.0, 0.0, 0.2, 0.4, 0.6, 0.8)):
         _plot_curves(axes, rows[rows.eta == eta])
-        axes.set(title=f"({letter}) η = {eta:g}", xlabel="epoch",
-                 xlim=(1, config.epochs), ylim=(None, 100),
-                 xticks=drops(config), ylabel="test error (%)")
+        axes.set(title=f"({letter}) η = {eta:g}", ylim=(None, 100),
+                 xlim=(1, config.epochs), xticks=drops(config))
+    for axes in panels[:, 0]: axes.set_ylabel("test error (%)")
+    for axes in panels[-1]: axes.set_xlabel("epoch")
     panels[0, 1].set_title("(b) η = 0, detail")
     _zoom(panels[0, 0], panels[0, 1], config.epochs)
     handles = [plt.Line2D([], [], **method_style(m)) for m in FIG2]
@@ -405,6 +428,22 @@ def _zoom(whole: Axes, detail: Axes, epochs: int) -> None:
     whole.add_patch(plt.Rectangle(
         (left, low), right - left, high - low, fill=False, linestyle="--",
         edgecolor="0.4"))
+
+# %% ../nbs/core/07_figures.ipynb #119aaf06
+def overfitting(
+    frame: pd.DataFrame,    # from `gather`
+    history: pd.DataFrame,  # from `histories`
+    dataset: str = "cifar100",
+) -> pd.DataFrame:  # a row for each loss and noise ratio, in percent
+    "Lowest test error, test error at the end, and the rise between them"
+    rows = curves(frame, history, dataset)
+    rows["error"] = 100 - 100 * rows.accuracy
+    mean = rows.groupby(["eta", "method", "epoch"]).error.mean()
+    cell = mean.groupby(["eta", "method"])
+    table = pd.DataFrame(dict(
+        lowest=cell.min(), epoch=cell.idxmin().map(lambda at: at[-1]),
+        end=cell.last()))
+    return table.assign(rise=table.end - table.lowest)
 
 # %% ../nbs/core/07_figures.ipynb #08f3dec7
 def epochs_to(
@@ -464,31 +503,38 @@ def plot_speed(
 ) -> Figure:
     "Fig. 3: accuracy against epochs to a threshold, ours above the paper's"
     figure, panels = plt.subplots(2, 2, figsize=(8, 7))
+    figure.get_layout_engine().set(h_pad=0.1)
     paper = paper_numbers("fig3").set_index("method")
     for (above, below), dataset in zip(panels.T, THRESHOLDS):
         threshold = speed_threshold(frame, dataset)
         _plot_points(above, speed_points(frame, history, dataset), threshold)
         _plot_points(below, paper[paper.dataset == dataset],
                      THRESHOLDS[dataset])
-        above.set_title(f"{TITLES[dataset]}, η = 0.4, ours")
-        below.set_title(f"{TITLES[dataset]}, η = 0.4, the paper's")
+        above.set_title(f"{TITLES[dataset]}, ours")
+        below.set_title(f"{TITLES[dataset]}, the paper's")
+    handles = [plt.Line2D([], [], **_point_style(m)) for m in FIG3]
+    figure.legend(handles, map(_label, FIG3), ncols=3,
+                  loc="outside upper center")
     return figure
 
+# %% ../nbs/core/07_figures.ipynb #4093dad2
 def _plot_points(axes: Axes, points: pd.DataFrame, threshold: float) -> None:
-    "A panel: a labelled point with error bars for each loss"
+    "A panel: a point with error bars for each loss"
     for method, point in points.dropna(subset=["epochs"]).iterrows():
-        style = method_style(str(method))
-        axes.errorbar(point.epochs, point.accuracy, fmt="o", capsize=3,
+        axes.errorbar(point.epochs, point.accuracy, capsize=3,
                       xerr=_spread(point.epochs_std),
-                      yerr=_spread(point.accuracy_std), color=style["color"])
-        axes.annotate(_label(str(method)), (point.epochs, point.accuracy),
-                      (6, 5), textcoords="offset points", size=9)
+                      yerr=_spread(point.accuracy_std),
+                      **_point_style(str(method)))
     if not axes.has_data(): axes.text(0.5, 0.5, "no records yet", ha="center",
                                       transform=axes.transAxes)
     reach = "a threshold" if math.isnan(threshold) else f"{threshold:.1%}"
     axes.set(xlabel=f"epochs until accuracy > {reach}",
              ylabel="test accuracy (%)")
-    axes.margins(0.2)
+
+def _point_style(method: str) -> dict:
+    "Colour and marker of a loss"
+    return dict(color=method_style(method)["color"], linestyle="none",
+                marker="oXv^sD"[FIG3.index(method)], markersize=7)
 
 def _spread(std: float) -> Optional[float]:
     "A length for an error bar, if there is one"
