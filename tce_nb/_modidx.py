@@ -127,6 +127,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'tce_nb.figures.evidence': ('core/figures.html#evidence', 'tce_nb/figures.py'),
                                 'tce_nb.figures.evidence_scale': ('core/figures.html#evidence_scale', 'tce_nb/figures.py'),
                                 'tce_nb.figures.gains_in_words': ('core/figures.html#gains_in_words', 'tce_nb/figures.py'),
+                                'tce_nb.figures.headline': ('core/figures.html#headline', 'tce_nb/figures.py'),
                                 'tce_nb.figures.loss_and_gradient': ('core/figures.html#loss_and_gradient', 'tce_nb/figures.py'),
                                 'tce_nb.figures.method_style': ('core/figures.html#method_style', 'tce_nb/figures.py'),
                                 'tce_nb.figures.missing_commands': ('core/figures.html#missing_commands', 'tce_nb/figures.py'),

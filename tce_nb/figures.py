@@ -26,7 +26,7 @@ __all__ = ['ALPHAS', 'EVIDENCE', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_st
            'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
            'plot_confusion', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'table_markdown',
            'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'overfitting', 'epochs_to',
-           'speed_threshold', 'speed_points', 'plot_speed', 'digits_comparison']
+           'speed_threshold', 'speed_points', 'plot_speed', 'digits_comparison', 'headline']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -579,3 +579,19 @@ def _verdict(gain: dict[str, float]) -> str:
     if high < 0: return f"Taming lost {-mean:.1f} points ({span})."
     return (f"The difference of {mean:+.1f} points is within what the seeds "
             f"can tell ({span}).")
+
+# %% ../nbs/core/07_figures.ipynb #bdd0a47b
+def headline(
+    frame: pd.DataFrame,  # from `gather`
+) -> str:
+    "Both tables in a few lines: the paper's gains, ours, and the scale"
+    tables = pd.concat([compare(frame, which) for which in
+                        ("table1", "table2")], ignore_index=True)
+    filled = (tables.n > 0).sum()
+    lines = [f"- **The paper**: {gains_in_words(tables, 'paper_gain')}.",
+             f"- **Our runs** ({filled} of {len(tables)} cells measured): "
+             f"{gains_in_words(tables, 'gain')}."]
+    shown = [scale_note(frame, [dataset]).split(" The paper's")[0]
+             for dataset in dict.fromkeys(tables.dataset)
+             if len(evidence(frame, [dataset]))]
+    return "\n".join([*lines, *(f"- {note}" for note in shown)])
