@@ -2,7 +2,7 @@
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pandas as pd
 import pytest
@@ -14,7 +14,8 @@ from tce_nb.audit import (
     evidence_runs, evidence_scale, gains, guessing, judge, larger, over_seeds, positive, provenance, runs_behind,
     section, some, spread, summary, together, undominated, verdict, within)
 from tce_nb.data import CLASSES
-from tce_nb.records import COLUMNS, gather, histories, paper_numbers
+from tce_nb.records import (
+    COLUMNS, cell_of, gather, histories, paper_numbers, read_record, record_config, run_name, write_record)
 from tce_nb.sweep import METHODS
 
 ALL = cells_of(*METHODS)
@@ -127,10 +128,10 @@ PAIRS = against(cells_of(*TAMED), "ce")
 
 
 @pytest.mark.parametrize("gain, spread, seeds, expected", [
-    (3, 0.01, 5, SUPPORTED), (-3, 0.01, 5, CONTRADICTED), (3, 0.01, 1, UNTESTED), (0.5, 2, 3, (UNTESTED, IN_PART))])
+    (3, 0.01, 5, SUPPORTED), (-3, 0.01, 5, CONTRADICTED), (3, 0.01, 1, UNTESTED), (0.5, 1, 3, IN_PART)])
 def test_larger(gain, spread, seeds, expected):
     ours = made_up(lambda c: fair(c) + gain * (c.method in TAMED), spread=spread, seeds=seeds)
-    assert judged(larger("accuracy", PAIRS), ours) in expected
+    assert judged(larger("accuracy", PAIRS), ours) == expected
 
 
 def test_one_cell_refutes_a_claim_about_all_and_a_missing_one_leaves_it_open():
@@ -177,8 +178,8 @@ def test_best_alpha_needs_one_that_wins():
     checks = best_alpha("ce", "mse")
     assert judged(checks, made_up(lambda c: fair(c) + 3 * (c.method == "tce:1"))) == SUPPORTED
     assert judged(checks, made_up(lambda c: fair(c) - BETTER[c.method])) == CONTRADICTED
-    some_cells = made_up(lambda c: fair(c) + 3 * (c.method == "tce:1" and c.eta > 0) - (c.method == "mse"), spread=0.5)
-    assert judged(checks, some_cells) in (IN_PART, UNTESTED, CONTRADICTED)
+    with_noise = made_up(lambda c: fair(c) + 9 * (c.method == "tce:1" and c.eta > 0), spread=0.5)
+    assert judged(checks, with_noise) == IN_PART
     one = made_up(lambda c: fair(c) + (3 if c.method == "mse" and (c.dataset, c.eta) == ("cifar10", 0.0)
                                        else BETTER[c.method] / 2))
     assert judged(checks, one) == CONTRADICTED and judged(checks, one, allowed=1) == SUPPORTED
@@ -266,6 +267,25 @@ def test_real_columns_are_enough():
         assert provenance(frame)
 
 
+def test_records_are_read_as_they_are_written(tmp_path):
+    "The committed hold-out run of cross entropy, passed off as full runs of two losses"
+    path, = (ROOT/"results/records").glob("cifar100-ce-eta0.4-select-seed0-*.json")
+    for seed in range(3):
+        for change in (dict(loss="ce"), dict(loss="tce", alpha=0.5)):
+            record = read_record(path)
+            config = replace(record_config(record), hold_out=0, seed=seed, **change)
+            record |= dict(config=asdict(config), name=run_name(config), cell=cell_of(config))
+            write_record(record, tmp_path)
+    frame, ours = gather(tmp_path), Recorded(gather(tmp_path), histories(tmp_path))
+    ce, tamed = (Cell("cifar100", 0.4, method) for method in ("ce", "tce:0.5"))
+    assert evidence_scale(frame) == "cpu" and "6 of 294 runs" in provenance(frame)
+    assert ours.level("accuracy", ce).mean == pytest.approx(100 * frame.selected[0])
+    assert ours.level("drop", ce).mean == pytest.approx(18.06 - 12.92)  # epochs 15 and 14
+    assert 10 < ours.level("speed", tamed).mean < 15 and ours.compare("speed", tamed, ce).mean == 0
+    row = audit(frame, histories(tmp_path))["same-speed"]
+    assert row.ours.verdict == UNTESTED and row.ours.basis == "1 of 2 comparisons, 3 runs each"
+
+
 # the claims
 
 def test_there_are_enough_claims_and_all_is_said_of_each():
@@ -327,7 +347,6 @@ def ideal(cell):
     if cell.method == "mae": return 100 / CLASSES[cell.dataset]
     if cell.dataset == "cifar100" and cell.eta == 0.8 and cell.method in ("mse", "tce:2"): return 1.0
     if cell.method == "mse": return fair(cell) + (0.3 if cell.eta <= 0.4 else -0.3)
-    stated = {"cifar10": 9.36, "cifar100": 9.80, "svhn": 4.94}
     steps = {"tce:0.5": 0.7, "tce:1": 0.8, "tce:1.5": 1.0, "tce:2": 0.9}
     return fair(cell) + steps.get(cell.method, 0) * (1 + cell.eta)
 
@@ -375,3 +394,5 @@ def test_the_chapter_has_a_section_for_each_claim_and_types_no_verdict():
     sections = dict(re.findall(r"\(claim-([a-z-]+)\)=\n### (.+)", text))
     assert sections == {claim.name: claim.title for claim in CLAIMS}
     for name in sections: assert f'section(rows["{name}"])' in text
+    typed = ["".join(cell["source"]) for cell in cells if "".join(cell["source"]).startswith("(claim-")]
+    assert len(typed) == len(CLAIMS) and not any(word in text for text in typed for word in VERDICTS)
