@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Callable, Iterable, NamedTuple, Optional
+from typing import Callable, Iterable, NamedTuple, Optional
 
 import numpy as np
 import pandas as pd
@@ -23,13 +23,13 @@ from .sweep import ETAS, METHODS, SEEDS
 
 # %% auto #0
 __all__ = ['OUTCOMES', 'YES', 'NO', 'OPEN', 'MISSING', 'VERDICTS', 'SUPPORTED', 'IN_PART', 'CONTRADICTED', 'UNTESTED', 'BARS',
-           'Checks', 'TAMED', 'TITLES', 'Pairs', 'FEW', 'LITTLE', 'SAME_SPEED', 'SAME_TIME', 'CLAIMS', 'Estimate',
-           'printed', 'over_seeds', 'welch', 'above', 'within', 'equals', 'every', 'some', 'verdict', 'Cell',
-           'Evidence', 'runs_behind', 'Printed', 'evidence_scale', 'evidence_runs', 'epochs_until', 'stages', 'drop',
-           'slide', 'bar_share', 'Recorded', 'run_values', 'run_differences', 'Check', 'cells_of', 'against', 'larger',
-           'alike', 'guessing', 'gains', 'best_alpha', 'spread', 'undominated', 'at_full_scale', 'together', 'Claim',
-           'Judgement', 'judge', 'effect', 'basis', 'positive', 'Row', 'audit', 'read_bench', 'summary', 'section',
-           'provenance']
+           'Checks', 'TAMED', 'TITLES', 'SCENARIOS', 'Pairs', 'FEW', 'LITTLE', 'SAME_SPEED', 'SAME_TIME', 'CLAIMS',
+           'Estimate', 'printed', 'over_seeds', 'welch', 'above', 'within', 'equals', 'every', 'some', 'verdict',
+           'Cell', 'Evidence', 'runs_behind', 'Printed', 'evidence_scale', 'evidence_runs', 'epochs_until', 'stages',
+           'drop', 'slide', 'bar_share', 'Recorded', 'run_values', 'run_differences', 'Check', 'cells_of', 'against',
+           'larger', 'alike', 'guessing', 'gains', 'best_alpha', 'spread', 'undominated', 'at_full_scale', 'together',
+           'Claim', 'Judgement', 'judge', 'effect', 'basis', 'positive', 'Row', 'audit', 'read_bench', 'summary',
+           'section', 'provenance']
 
 # %% ../nbs/core/12_audit.ipynb #7c789476
 @dataclass(frozen=True)
@@ -414,6 +414,8 @@ def cells_of(
             for eta in sorted(ETAS[dataset]) for method in methods
             if etas is None or eta in etas]
 
+SCENARIOS = cells_of("ce")  # one cell for each data set and noise ratio
+
 def _name(cell: Cell, method: bool = True) -> str:
     "A cell for readers"
     return f"{TITLES[cell.dataset]}, η {cell.eta:g}" + \
@@ -495,14 +497,15 @@ def best_alpha(
         found = {a: [evidence.compare("accuracy", cell._replace(method=a),
                                       cell._replace(method=other))
                      for other in others] for a in TAMED}
-        outcome = some(every(above(e, family=14, choices=4) for e in es)
-                       for es in found.values())
+        outcome = some(every(above(
+            e, family=len(SCENARIOS), choices=len(TAMED)) for e in es)
+            for es in found.values())
         lead = {a: min((e for e in es if e), key=lambda e: e.mean)
                 for a, es in found.items() if all(es)}
         best = max(lead, key=lambda a: lead[a].mean, default=None)
         return Check(_name(cell._replace(method=best or "tce:1.5"),
                            best is not None), outcome, lead.get(best or ""))
-    return lambda evidence: [check(evidence, c) for c in cells_of("ce")]
+    return lambda evidence: [check(evidence, cell) for cell in SCENARIOS]
 
 # %% ../nbs/core/12_audit.ipynb #5425250b
 def spread(
@@ -513,13 +516,14 @@ def spread(
     def check(evidence: Evidence, cell: Cell) -> Check:
         found = [evidence.compare("accuracy", *(
             cell._replace(method=a) for a in pair)) for pair in pairs]
-        outcome = every(within(e, margin, 14 * len(pairs)) for e in found)
+        outcome = every(within(e, margin, len(SCENARIOS) * len(pairs))
+                        for e in found)
         largest = max((e for e in found if e), default=None,
                       key=lambda e: abs(e.mean))
         if largest and largest.mean < 0: largest = Estimate(
             -largest.mean, -largest.high, -largest.low, largest.n, largest.df)
         return Check(_name(cell, False), outcome, largest)
-    return lambda evidence: [check(evidence, c) for c in cells_of("ce")]
+    return lambda evidence: [check(evidence, cell) for cell in SCENARIOS]
 
 # %% ../nbs/core/12_audit.ipynb #73216700
 def undominated(

@@ -11,7 +11,7 @@ from conftest import ROOT
 from tce_nb.audit import (
     CLAIMS, CONTRADICTED, IN_PART, MISSING, NO, OPEN, SUPPORTED, TAMED, UNTESTED, VERDICTS, YES, Cell, Claim,
     Estimate, Printed, Recorded, above, against, alike, at_full_scale, audit, best_alpha, cells_of, equals, every,
-    evidence_runs, evidence_scale, gains, guessing, judge, larger, over_seeds, positive, provenance, runs_behind,
+    evidence_runs, evidence_scale, gains, guessing, judge, larger, positive, provenance, runs_behind,
     section, some, spread, summary, together, undominated, verdict, within)
 from tce_nb.data import CLASSES
 from tce_nb.records import (
@@ -41,9 +41,9 @@ def make_up(accuracy, cells=ALL, seeds=5, spread=0.01, scale="cpu", slide=lambda
                              selected=value / 100, trained_on=10_000, tested_on=5_000, made_on="cpu"))
             curve = [value * min(1, share / delay(cell)) * 0.95 for share in RISING]
             curve += [value + 1 - lost * k / 6 for k in range(8)] + [value] * 4
-            epochs.append(pd.DataFrame(dict(name=name, lr=RATES, epoch=range(1, 21),
-                                            test_accuracy=[point / 100 for point in curve])))
-    return pd.DataFrame(rows), pd.concat(epochs)
+            epochs += [dict(name=name, epoch=epoch, lr=lr, test_accuracy=point / 100)
+                       for epoch, (lr, point) in enumerate(zip(RATES, curve), 1)]
+    return pd.DataFrame(rows), pd.DataFrame(epochs)
 
 
 def made_up(*args, **kwargs):
