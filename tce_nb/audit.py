@@ -18,18 +18,19 @@ import pandas as pd
 from scipy import stats
 
 from .data import CLASSES
+from .figures import (
+    THRESHOLDS, TITLES, epochs_to, evidence, evidence_scale, threshold_share)
 from .records import paper_numbers, project_folder
 from .sweep import ETAS, METHODS, SEEDS
 
 # %% auto #0
-__all__ = ['OUTCOMES', 'YES', 'NO', 'OPEN', 'MISSING', 'VERDICTS', 'SUPPORTED', 'IN_PART', 'CONTRADICTED', 'UNTESTED', 'BARS',
-           'Checks', 'TAMED', 'TITLES', 'SCENARIOS', 'Pairs', 'FEW', 'LITTLE', 'SAME_SPEED', 'SAME_TIME', 'CLAIMS',
-           'Estimate', 'printed', 'over_seeds', 'welch', 'above', 'within', 'equals', 'every', 'some', 'verdict',
-           'Cell', 'Evidence', 'runs_behind', 'Printed', 'evidence_scale', 'evidence_runs', 'epochs_until', 'stages',
-           'drop', 'slide', 'bar_share', 'Recorded', 'run_values', 'run_differences', 'Check', 'cells_of', 'against',
-           'larger', 'alike', 'guessing', 'gains', 'best_alpha', 'spread', 'undominated', 'at_full_scale', 'together',
-           'Claim', 'Judgement', 'judge', 'effect', 'basis', 'positive', 'Row', 'audit', 'read_bench', 'summary',
-           'section', 'provenance']
+__all__ = ['OUTCOMES', 'YES', 'NO', 'OPEN', 'MISSING', 'VERDICTS', 'SUPPORTED', 'IN_PART', 'CONTRADICTED', 'UNTESTED', 'Checks',
+           'TAMED', 'NAMES', 'SCENARIOS', 'Pairs', 'FEW', 'LITTLE', 'SAME_SPEED', 'SAME_TIME', 'CLAIMS', 'Estimate',
+           'printed', 'over_seeds', 'welch', 'above', 'within', 'equals', 'every', 'some', 'verdict', 'Cell',
+           'Evidence', 'runs_behind', 'Printed', 'stages', 'drop', 'slide', 'Recorded', 'run_values', 'run_differences',
+           'Check', 'cells_of', 'against', 'larger', 'alike', 'guessing', 'gains', 'best_alpha', 'spread',
+           'undominated', 'at_full_scale', 'together', 'Claim', 'Judgement', 'judge', 'effect', 'basis', 'positive',
+           'Row', 'audit', 'read_bench', 'summary', 'section', 'provenance']
 
 # %% ../nbs/core/12_audit.ipynb #7c789476
 @dataclass(frozen=True)
@@ -234,35 +235,6 @@ def _as_printed() -> tuple[dict, dict, dict, dict]:
     return (tables.set_index(keys).accuracy.to_dict(),
             figure.epochs.to_dict(), figure.epochs_std.to_dict(), runs)
 
-# %% ../nbs/core/12_audit.ipynb #8d2a8b26
-def evidence_scale(
-    frame: pd.DataFrame,  # from `gather`
-) -> Optional[str]:
-    "The preset whose records count: `paper` if there are any, else `cpu`"
-    full = frame[frame.hold_out == 0]
-    return next((scale for scale in ("paper", "cpu")
-                 if (full.scale == scale).any()), None)
-
-def evidence_runs(
-    frame: pd.DataFrame,  # from `gather`
-) -> pd.DataFrame:
-    "The full runs of that scale with the paper's label noise"
-    noise = (frame.noise == "uniform_including_true") | (frame.eta == 0)
-    return frame[(frame.scale == evidence_scale(frame)) & noise
-                 & (frame.hold_out == 0)]
-
-# %% ../nbs/core/12_audit.ipynb #b8f7ed31
-def epochs_until(
-    accuracy: Iterable[float],  # by epoch
-    threshold: float,
-) -> float:
-    "Epochs until a threshold is reached, interpolated; inf if it never is"
-    curve = np.array([0.0, *accuracy])
-    reached = np.flatnonzero(curve >= threshold)
-    if len(reached) == 0: return math.inf
-    i = max(1, reached[0])
-    return float(i - (curve[i] - threshold) / (curve[i] - curve[i - 1]))
-
 # %% ../nbs/core/12_audit.ipynb #ab90d91d
 def stages(
     curve: pd.DataFrame,  # the epochs of a run, from `histories`
@@ -284,16 +256,6 @@ def slide(curve: pd.DataFrame) -> float:
     if len(second) < 2: return math.nan
     return second.iloc[:quarter].mean() - second.iloc[-quarter:].mean()
 
-# %% ../nbs/core/12_audit.ipynb #6efd5331
-BARS = {"cifar10": 70.0, "cifar100": 40.0}  # Fig. 3, percent
-
-def bar_share(
-    dataset: str,  # "cifar10" or "cifar100"
-) -> float:
-    "The bar of Fig. 3 as a share of the accuracy of cross entropy there"
-    figure = paper_numbers("fig3").set_index(["dataset", "method"])
-    return BARS[dataset] / figure.accuracy[dataset, "ce"]
-
 # %% ../nbs/core/12_audit.ipynb #f45f6b30
 class _Runs(Evidence):
     "Runs by cell, their curves by name"
@@ -304,7 +266,7 @@ class _Runs(Evidence):
         epochs: pd.DataFrame,  # from `histories`
         bench: Optional[dict] = None,  # the report in results/bench.json
     ) -> None:
-        groups = evidence_runs(frame).groupby(["dataset", "eta", "method"])
+        groups = evidence(frame).groupby(["dataset", "eta", "method"])
         self.runs = {key: part.set_index("seed") for key, part in groups}
         self.curves = dict(list(epochs.groupby("name")))
         self.full = evidence_scale(frame) == "paper"
@@ -360,8 +322,8 @@ def _until_bar(records: Recorded, plain: Cell) -> Callable:
     "How to read the speed of a run: against the bar set by cross entropy"
     accuracy = records.level("accuracy", plain)
     if accuracy is None: return lambda curve: math.nan
-    bar = bar_share(plain.dataset) * accuracy.mean / 100
-    return lambda curve: epochs_until(curve.test_accuracy, bar)
+    bar = threshold_share(plain.dataset) * accuracy.mean / 100
+    return lambda curve: epochs_to(bar, curve.test_accuracy)
 
 # %% ../nbs/core/12_audit.ipynb #8710a782
 def run_differences(
@@ -399,9 +361,8 @@ class Check(NamedTuple):
 
 Checks = Callable[[Evidence], list[Check]]  # how to make them
 TAMED = tuple(method for method in METHODS if method.startswith("tce"))
-TITLES = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "svhn": "SVHN",
-          "mnist": "MNIST", "ce": "CE", "mse": "MSE", "mae": "MAE",
-          **{method: f"α {method[4:]}" for method in TAMED}}
+NAMES = {**TITLES, "ce": "CE", "mse": "MSE", "mae": "MAE",
+         **{method: f"α {method[4:]}" for method in TAMED}}
 
 # %% ../nbs/core/12_audit.ipynb #7f66e8e4
 def cells_of(
@@ -418,8 +379,8 @@ SCENARIOS = cells_of("ce")  # one cell for each data set and noise ratio
 
 def _name(cell: Cell, method: bool = True) -> str:
     "A cell for readers"
-    return f"{TITLES[cell.dataset]}, η {cell.eta:g}" + \
-        (f", {TITLES[cell.method]}" if method else "")
+    return f"{NAMES[cell.dataset]}, η {cell.eta:g}" + \
+        (f", {NAMES[cell.method]}" if method else "")
 
 # %% ../nbs/core/12_audit.ipynb #898b1ad3
 Pairs = list[tuple[Cell, Cell]]
@@ -444,7 +405,7 @@ def _pair_name(first: Cell, second: Cell) -> str:
     "What is compared, in few words"
     if first.method == second.method:
         return f"{_name(first)} vs η {second.eta:g}"
-    return f"{_name(first)} vs {TITLES[second.method]}"
+    return f"{_name(first)} vs {NAMES[second.method]}"
 
 # %% ../nbs/core/12_audit.ipynb #d0915d55
 def alike(
@@ -821,7 +782,7 @@ _SPEED = (
                 SAME_SPEED, True, "epochs")))
 
 # %% ../nbs/core/12_audit.ipynb #009397fe
-_slow = cells_of("tce:1.5", "tce:2", datasets=BARS, etas=[0.4])
+_slow = cells_of("tce:1.5", "tce:2", datasets=THRESHOLDS, etas=[0.4])
 _TIME = (
     Claim("mse-slowest", "Never as slow as MSE",
           "Beyond α = 1 TCE slows down, but not to the pace of MSE.", "§3.5",
@@ -891,14 +852,14 @@ def provenance(
     frame: pd.DataFrame,  # from `gather`
 ) -> str:
     "What our side of the audit is based on, as Markdown"
-    scale, runs = evidence_scale(frame), evidence_runs(frame)
+    scale, runs = evidence_scale(frame), evidence(frame)
     held = frame[(frame.hold_out > 0) & frame.scale.isin(["paper", "cpu"])]
-    if scale is None: return (
+    if runs.empty: return (
         f"*No finished runs of the paper's grid yet, only {len(held)} of the "
         "runs that choose an epoch. So nothing here is tested on our side "
         "but the time.*")
     names = ["dataset", "trained_on", "tested_on", "epochs", "made_on"]
-    lines = [f"- {TITLES.get(dataset, dataset)}: {len(part)} runs in "
+    lines = [f"- {NAMES.get(dataset, dataset)}: {len(part)} runs in "
              f"{part.groupby(['method', 'eta']).ngroups} cells, "
              f"{trained:,} training and {tested:,} test images, {epochs} "
              f"epochs, on a {device.upper()}"
