@@ -79,10 +79,15 @@ def _check_options(
         _refuse(ValueError, "label_smoothing", repr(label_smoothing),
                 "a number from 0 to 1")
 
+# %% ../nbs/core/00_losses.ipynb #ee298c4c
 def _describe(value) -> str:
     "A tensor by its dtype and shape, anything else by its type"
     if not isinstance(value, Tensor): return type(value).__name__
     return f"{value.dtype} of shape {tuple(value.shape)}"
+
+def _class_dim(input: Tensor) -> int:
+    "The dimension that counts classes: the second, or the only one"
+    return min(1, input.dim() - 1)
 
 # %% ../nbs/core/00_losses.ipynb #f4b4f3f0
 def _check_target(
@@ -107,10 +112,6 @@ def _check_target(
         _check_probabilities(target, ignore_index)
     else:
         _check_indices(input, target)
-
-def _class_dim(input: Tensor) -> int:
-    "The dimension that counts classes: the second, or the only one"
-    return min(1, input.dim() - 1)
 
 # %% ../nbs/core/00_losses.ipynb #8d82dead
 def _check_probabilities(target: Tensor, ignore_index: int) -> None:
@@ -180,6 +181,11 @@ def _reduce(loss: Tensor, counts: Optional[Tensor], reduction: str) -> Tensor:
     if reduction == "sum": return loss.sum()
     return loss.mean() if counts is None else loss.sum() / counts.sum()
 
+def _along(weight: Tensor, input: Tensor) -> Tensor:
+    "Class weights, shaped to multiply the classes of `input`"
+    trailing = input.dim() - 1 - _class_dim(input)
+    return _widen(weight).view(-1, *[1] * trailing)
+
 # %% ../nbs/core/00_losses.ipynb #23f1af00
 def _tame_labels(input, target, alpha, weight, ignore_index, reduction):
     "Class indices: tame the one term per sample that counts"
@@ -213,10 +219,18 @@ def _tame_classes(input, target, alpha, weight, ignore_index, reduction,
             + label_smoothing * _reduce(uniform, counts, reduction)
     return loss.to(dtype)
 
-def _along(weight: Tensor, input: Tensor) -> Tensor:
-    "Class weights, shaped to multiply the classes of `input`"
-    trailing = input.dim() - 1 - _class_dim(input)
-    return _widen(weight).view(-1, *[1] * trailing)
+# %% ../nbs/core/00_losses.ipynb #d41166eb
+def _tame(input, target, alpha, weight, ignore_index, reduction,
+          label_smoothing):
+    "Tamed cross entropy of arguments that were checked"
+    if alpha == 0:
+        return F.cross_entropy(input, target, weight, None, ignore_index,
+                               None, reduction, label_smoothing)
+    input = _autocast(input)
+    options = alpha + 0.0, weight, ignore_index, reduction
+    if target.shape != input.shape and label_smoothing == 0:
+        return _tame_labels(input, target, *options)
+    return _tame_classes(input, target, *options, label_smoothing)
 
 # %% ../nbs/core/00_losses.ipynb #c9e9ef5b
 def tamed_cross_entropy(
@@ -233,15 +247,8 @@ def tamed_cross_entropy(
     _check_options(weight, ignore_index, reduction, label_smoothing)
     _check_target(input, target, weight, ignore_index)
     if not target.is_floating_point(): target = target.long()
-    options = weight, ignore_index, reduction
-    try:
-        if alpha == 0:
-            return F.cross_entropy(input, target, weight, None, ignore_index,
-                                   None, reduction, label_smoothing)
-        input, alpha = _autocast(input), alpha + 0.0
-        if target.shape != input.shape and label_smoothing == 0:
-            return _tame_labels(input, target, alpha, *options)
-        return _tame_classes(input, target, alpha, *options, label_smoothing)
+    try: return _tame(input, target, alpha, weight, ignore_index, reduction,
+                      label_smoothing)
     except IndexError:
         _check_range(target, input.shape[_class_dim(input)], ignore_index)
         raise
@@ -262,48 +269,8 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
                          reduction=reduction, label_smoothing=label_smoothing)
 
 # %% ../nbs/core/00_losses.ipynb #7ab8950c
-class TamedCrossEntropyLoss(CrossEntropyLoss):
-    r"""Tamed cross entropy between logits and target, robust to wrong labels.
-
-    A drop-in for ``nn.CrossEntropyLoss``: each sample's gradient is that of
-    cross entropy times ``(1 + ce) ** -alpha``, where ``ce`` is the sample's
-    cross entropy. With class probabilities the term of each class is tamed,
-    then summed.
-
-    Args:
-        alpha: taming exponent, a number >= 0. 0 is cross entropy, 1 is
-            ``log(1 + ce)``; above 1 the loss stays below ``1 / (alpha - 1)``.
-            The paper finds 1.5 the best trade-off between accuracy and speed
-            of convergence. Larger is more robust and starts slower: before
-            any training a sample's weight is ``(1 + log C) ** -alpha``.
-        weight: a weight for each class, a floating-point tensor of shape (C).
-        ignore_index: a class index that counts neither in the loss nor in the
-            gradient (only with class indices as target).
-        reduction: ``"mean"`` (weighted as in ``nn.CrossEntropyLoss``),
-            ``"sum"`` or ``"none"``.
-        label_smoothing: share of the uniform distribution mixed into the
-            target, 0 to 1.
-
-    Shape:
-        - input: logits, (C), (N, C) or (N, C, d1, ..., dK).
-        - target: int64 class indices of shape (), (N) or (N, d1, ..., dK),
-          or probabilities in the shape of the input.
-        - output: a scalar, or the shape of the class indices with
-          ``reduction="none"``.
-
-    Example:
-        >>> import torch
-        >>> from tce_nb import TamedCrossEntropyLoss
-        >>> criterion = TamedCrossEntropyLoss()
-        >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]], requires_grad=True)
-        >>> loss = criterion(logits, torch.tensor([0, 1]))
-        >>> loss.backward()
-        >>> logits.grad[:, 0]  # the second label looks wrong: it counts less
-        tensor([-0.0498,  0.0796])
-        >>> ce = torch.nn.CrossEntropyLoss()(logits, torch.tensor([0, 1]))
-        >>> torch.autograd.grad(ce, logits)[0][:, 0]  # with cross entropy
-        tensor([-0.0596,  0.4404])
-    """
+class _TamedLoss(CrossEntropyLoss):
+    "The working part of `TamedCrossEntropyLoss`"
 
     def __init__(
         self,
@@ -326,6 +293,32 @@ class TamedCrossEntropyLoss(CrossEntropyLoss):
     def extra_repr(self) -> str:
         "`alpha`, as `print(model)` shows it"
         return f"alpha={self.alpha}"
+
+# %% ../nbs/core/00_losses.ipynb #e9d745c1
+class TamedCrossEntropyLoss(_TamedLoss):
+    r"""Tamed cross entropy between logits and target, robust to wrong labels.
+
+    A drop-in for ``nn.CrossEntropyLoss``, with its shapes and dtypes. Each
+    sample's gradient is that of cross entropy times ``(1 + ce) ** -alpha``;
+    with class probabilities the term of each class is tamed, then summed.
+
+    Args:
+        alpha: taming exponent >= 0. 0 is cross entropy, 1 is ``log(1 + ce)``;
+            above 1 the loss stays below ``1 / (alpha - 1)``. Larger is more
+            robust and starts slower; the paper finds 1.5 the best trade-off.
+        weight, ignore_index, reduction, label_smoothing: as in PyTorch.
+
+    Example:
+        >>> import torch
+        >>> from tce_nb import TamedCrossEntropyLoss
+        >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]], requires_grad=True)
+        >>> loss = TamedCrossEntropyLoss()(logits, torch.tensor([0, 1]))
+        >>> torch.autograd.grad(loss, logits)[0][:, 0]  # tamed
+        tensor([-0.0498,  0.0796])
+        >>> ce = torch.nn.CrossEntropyLoss()(logits, torch.tensor([0, 1]))
+        >>> torch.autograd.grad(ce, logits)[0][:, 0]  # with cross entropy
+        tensor([-0.0596,  0.4404])
+    """
 
 # %% ../nbs/core/00_losses.ipynb #c7c8cc0e
 def _softmax_distance(distance, input, target, weight, ignore_index,
