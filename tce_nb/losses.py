@@ -269,8 +269,48 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
                          reduction=reduction, label_smoothing=label_smoothing)
 
 # %% ../nbs/core/00_losses.ipynb #7ab8950c
-class _TamedLoss(CrossEntropyLoss):
-    "The working part of `TamedCrossEntropyLoss`"
+class TamedCrossEntropyLoss(CrossEntropyLoss):
+    r"""Tamed cross entropy between logits and target, robust to wrong labels.
+
+    A drop-in for ``nn.CrossEntropyLoss``: each sample's gradient is that of
+    cross entropy times ``(1 + ce) ** -alpha``, where ``ce`` is the sample's
+    cross entropy. With class probabilities the term of each class is tamed,
+    then summed.
+
+    Args:
+        alpha: taming exponent, a number >= 0. 0 is cross entropy, 1 is
+            ``log(1 + ce)``; above 1 the loss stays below ``1 / (alpha - 1)``.
+            The paper finds 1.5 the best trade-off between accuracy and speed
+            of convergence. Larger is more robust and starts slower: before
+            any training a sample's weight is ``(1 + log C) ** -alpha``.
+        weight: a weight for each class, a floating-point tensor of shape (C).
+        ignore_index: a class index that counts neither in the loss nor in the
+            gradient (only with class indices as target).
+        reduction: ``"mean"`` (weighted as in ``nn.CrossEntropyLoss``),
+            ``"sum"`` or ``"none"``.
+        label_smoothing: share of the uniform distribution mixed into the
+            target, 0 to 1.
+
+    Shape:
+        - input: logits, (C), (N, C) or (N, C, d1, ..., dK).
+        - target: int64 class indices of shape (), (N) or (N, d1, ..., dK),
+          or probabilities in the shape of the input.
+        - output: a scalar, or the shape of the class indices with
+          ``reduction="none"``.
+
+    Example:
+        >>> import torch
+        >>> from tce_nb import TamedCrossEntropyLoss
+        >>> criterion = TamedCrossEntropyLoss()
+        >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]], requires_grad=True)
+        >>> loss = criterion(logits, torch.tensor([0, 1]))
+        >>> loss.backward()
+        >>> logits.grad[:, 0]  # the second label looks wrong: it counts less
+        tensor([-0.0498,  0.0796])
+        >>> ce = torch.nn.CrossEntropyLoss()(logits, torch.tensor([0, 1]))
+        >>> torch.autograd.grad(ce, logits)[0][:, 0]  # with cross entropy
+        tensor([-0.0596,  0.4404])
+    """
 
     def __init__(
         self,
@@ -293,32 +333,6 @@ class _TamedLoss(CrossEntropyLoss):
     def extra_repr(self) -> str:
         "`alpha`, as `print(model)` shows it"
         return f"alpha={self.alpha}"
-
-# %% ../nbs/core/00_losses.ipynb #e9d745c1
-class TamedCrossEntropyLoss(_TamedLoss):
-    r"""Tamed cross entropy between logits and target, robust to wrong labels.
-
-    A drop-in for ``nn.CrossEntropyLoss``, with its shapes and dtypes. Each
-    sample's gradient is that of cross entropy times ``(1 + ce) ** -alpha``;
-    with class probabilities the term of each class is tamed, then summed.
-
-    Args:
-        alpha: taming exponent >= 0. 0 is cross entropy, 1 is ``log(1 + ce)``;
-            above 1 the loss stays below ``1 / (alpha - 1)``. Larger is more
-            robust and starts slower; the paper finds 1.5 the best trade-off.
-        weight, ignore_index, reduction, label_smoothing: as in PyTorch.
-
-    Example:
-        >>> import torch
-        >>> from tce_nb import TamedCrossEntropyLoss
-        >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]], requires_grad=True)
-        >>> loss = TamedCrossEntropyLoss()(logits, torch.tensor([0, 1]))
-        >>> torch.autograd.grad(loss, logits)[0][:, 0]  # tamed
-        tensor([-0.0498,  0.0796])
-        >>> ce = torch.nn.CrossEntropyLoss()(logits, torch.tensor([0, 1]))
-        >>> torch.autograd.grad(ce, logits)[0][:, 0]  # with cross entropy
-        tensor([-0.0596,  0.4404])
-    """
 
 # %% ../nbs/core/00_losses.ipynb #c7c8cc0e
 def _softmax_distance(distance, input, target, weight, ignore_index,
