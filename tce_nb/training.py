@@ -136,14 +136,14 @@ _RULES: dict[str, tuple] = {
 # %% ../nbs/core/04_training.ipynb #8c5a6724
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(epochs=256),
-    "cpu": dict(epochs=16, device="cpu"),
-    "digits": dict(epochs=16, batch_size=32, depth=8),
+    "cpu": dict(epochs=40, device="cpu"),
+    "digits": dict(train_per_class=50, epochs=40, batch_size=32, depth=8),
     "smoke": dict(train_per_class=100, test_per_class=20, batch_size=32,
                   depth=8),
 }
 CPU_SIZES = {  # training and test images per class, epochs
-    "cifar100": (100, 50, 30), "cifar10": (1000, 500, 30),
-    "mnist": (500, 500, 16), "svhn": (None, None, 16)}
+    "cifar100": (50, 20, 40), "cifar10": (500, 200, 40),
+    "mnist": (200, 100, 40), "svhn": (400, 100, 32)}
 
 # %% ../nbs/core/04_training.ipynb #b41e2c7a
 def preset(
