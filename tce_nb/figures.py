@@ -231,6 +231,7 @@ def scale_note(
         f" The paper's own scale is {full.epochs} epochs on all training "
         "images, five seeds.")
 
+# %% ../nbs/core/07_figures.ipynb #93c0d627
 def _scale_sentence(runs: pd.DataFrame, title: str) -> str:
     "The scale of one data set's runs"
     def each(column, form="{:,}"): return " or ".join(
@@ -413,12 +414,14 @@ def _plot_curves(axes: Axes, rows: pd.DataFrame) -> None:
             index="epoch", columns="seed", values="accuracy")
         if error.empty: continue
         style = method_style(method)
-        axes.plot(error.index, error.mean(axis=1), **style | {"linewidth": 1.5})
+        axes.plot(error.index, error.mean(axis=1),
+                  **{**style, "linewidth": 1.5})
         axes.fill_between(error.index, error.min(axis=1), error.max(axis=1),
                           color=style["color"], alpha=0.15, linewidth=0)
     if not axes.lines: axes.text(0.5, 0.5, "no records yet", ha="center",
                                  transform=axes.transAxes)
 
+# %% ../nbs/core/07_figures.ipynb #abae9d90
 def _zoom(whole: Axes, detail: Axes, rows: pd.DataFrame,
           epochs: int) -> None:
     "Show a detail around the drops, and where in the whole it lies"
