@@ -356,7 +356,7 @@ def human(
     arrays = _read_arrays(Path(path))
     clean, given = (_column(arrays, name, path)
                     for name in ("clean_label", column))
-    _check_noise(true_labels, 1, 1 + max(clean.tolist(), default=1))
+    _check_noise(true_labels, 1, 1 + max([1, *clean.tolist()]))
     _check_human(true_labels.flatten().long(), clean, given, path, column)
     given = given.to(true_labels.dtype).view(true_labels.shape)
     touched = torch.ones_like(true_labels, dtype=torch.bool)
