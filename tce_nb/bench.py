@@ -5,16 +5,8 @@
 # %% ../nbs/core/11_bench.ipynb #4c1f9fe9
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import random
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
+import argparse, json, os, platform, random, statistics, subprocess, sys
+import tempfile, time
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable
@@ -94,43 +86,26 @@ def peak_bytes(
 
 # %% ../nbs/core/11_bench.ipynb #5e5c1715
 Row = dict[str, Any]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def _step(loss, logits, target):
     "The loss and its gradient"
     return lambda: torch.autograd.grad(loss(logits, target), logits)
 
-def bench_losses(
-    seconds: float = 10,  # for each shape
-) -> list[Row]:
-    "TCE against `F.cross_entropy`: forward and backward, time and memory"
-    rows = []
-    for n, k, limit, options in LOSS_CASES:
-        options = dict(options)
-        dtype = options.pop("dtype", torch.float32)
-        soft = options.pop("soft", False)
-        if "weight" in options: options["weight"] = torch.rand(k).to(DEVICE)
-        logits = torch.randn(n, k).to(DEVICE, dtype).requires_grad_()
-        target = (torch.rand(n, k).softmax(1).to(DEVICE, dtype) if soft
-                  else torch.randint(k, (n,)).to(DEVICE))
-        ours, theirs = (_step(partial(loss, **options), logits, target)
-                        for loss in (tamed_cross_entropy, F.cross_entropy))
-        what = f"{n} x {k}, {_case_name(soft, dtype, options)}"
-        rows += [_time_row(f"TCE / CE step, {what}", ours, theirs, seconds,
-                           limit and 1.10),
-                 _memory_row(f"TCE / CE memory, {what}", ours, theirs,
-                             limit and 1.001)]
-    return [_time_row(f"control: CE / CE step, {what}", theirs, theirs,
-                      seconds, None), *rows]
+def _loss_case(n: int, k: int, options: dict) -> tuple[str, Any, Any]:
+    "A case in words, and its step with TCE and with cross entropy"
+    options = dict(options)
+    dtype = options.pop("dtype", torch.float32)
+    soft = options.pop("soft", False)
+    if "weight" in options: options["weight"] = torch.rand(k).to(DEVICE)
+    logits = torch.randn(n, k).to(DEVICE, dtype).requires_grad_()
+    target = (torch.rand(n, k).softmax(1).to(DEVICE, dtype) if soft
+              else torch.randint(k, (n,)).to(DEVICE))
+    ours, theirs = (_step(partial(loss, **options), logits, target)
+                    for loss in (tamed_cross_entropy, F.cross_entropy))
+    return f"{n} x {k}, {_case_name(soft, dtype, options)}", ours, theirs
 
 # %% ../nbs/core/11_bench.ipynb #d33315b9
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LOSS_CASES: list[tuple[int, int, bool, dict]] = [  # n, k, limited, options
-    (1024, 1000, True, {}), (4096, 1000, True, {}), (1024, 10_000, True, {}),
-    (1024, 1000, True, {"weight": None}),
-    (1024, 1000, False, {"dtype": torch.bfloat16}), (128, 10, False, {}),
-    (1024, 1000, False, {"label_smoothing": 0.1}),
-    (1024, 1000, False, {"soft": True})]
-
 def _case_name(soft: bool, dtype: torch.dtype, options: dict) -> str:
     "A row's case in words"
     words = ["probabilities" if soft else "class indices"]
@@ -146,10 +121,11 @@ def _time_row(name, ours, theirs, seconds, limit) -> Row:
     times = take_turns({"ours": ours, "theirs": theirs}, seconds)
     return _row(name, times["ours"], times["theirs"], at_most=limit)
 
-def _memory_row(name, ours, theirs, limit) -> Row:
-    "A row of the table: a ratio of peaks"
-    return dict(name=name, ratio=peak_bytes(ours) / peak_bytes(theirs),
-                at_most=limit)
+def _row(name, ours, theirs, **limit) -> Row:
+    "A row of the table from times, or rates, of the same rounds"
+    middle, low, high = ratio(ours, theirs)
+    return dict(name=name, ratio=middle, low=low, high=high,
+                rounds=len(ours), **limit)
 
 def _synced(step):
     "The step, waited for"
@@ -157,6 +133,33 @@ def _synced(step):
         step()
         torch.cuda.synchronize()
     return run
+
+def _memory_row(name, ours, theirs, limit) -> Row:
+    "A row of the table: a ratio of peaks"
+    return dict(name=name, ratio=peak_bytes(ours) / peak_bytes(theirs),
+                at_most=limit)
+
+# %% ../nbs/core/11_bench.ipynb #2617d0a6
+LOSS_CASES: list[tuple[int, int, bool, dict]] = [  # n, k, limited, options
+    (1024, 1000, True, {}), (4096, 1000, True, {}), (1024, 10_000, True, {}),
+    (1024, 1000, True, {"weight": None}),
+    (1024, 1000, False, {"dtype": torch.bfloat16}), (128, 10, False, {}),
+    (1024, 1000, False, {"label_smoothing": 0.1}),
+    (1024, 1000, False, {"soft": True})]
+
+def bench_losses(
+    seconds: float = 10,  # for each shape
+) -> list[Row]:
+    "TCE against `F.cross_entropy`: forward and backward, time and memory"
+    rows = []
+    for n, k, limit, options in LOSS_CASES:
+        what, ours, theirs = _loss_case(n, k, options)
+        rows += [_time_row(f"TCE / CE step, {what}", ours, theirs, seconds,
+                           limit and 1.10),
+                 _memory_row(f"TCE / CE memory, {what}", ours, theirs,
+                             limit and 1.001)]
+    return [_time_row(f"control: CE / CE step, {what}", theirs, theirs,
+                      seconds, None), *rows]
 
 # %% ../nbs/core/11_bench.ipynb #03c7443e
 def _random_npz(folder: str, n: int) -> str:
@@ -193,6 +196,7 @@ def plain_loader(path: str):
         Transformed(), batch_size=128, shuffle=True, num_workers=2,
         persistent_workers=True)
 
+# %% ../nbs/core/11_bench.ipynb #15494765
 def plain_loop(path: str) -> Callable[[], object]:
     "An epoch of the loop that most people would write"
     loader, net = plain_loader(path), ResNet()
@@ -220,6 +224,7 @@ for line in sys.stdin:
     print("done", flush=True)
 """
 
+# %% ../nbs/core/11_bench.ipynb #cd7d7691
 class SideBySide:
     "One-thread trainers in processes of their own, one for each core"
 
@@ -289,17 +294,27 @@ def bench_trainer(
         times = take_turns({"ours": our_loop(path), "plain": plain_loop(path)},
                            10 * seconds)
         torch.set_num_threads(1)
-        side = SideBySide(path, cores)
-        plain = plain_loop(path)
-        def plain_all():
-            torch.set_num_threads(cores)
-            plain()
-            torch.set_num_threads(1)
-        beside = take_turns({"side": side, "plain": plain_all,
-                             "matmul": matmul_loop(cores)}, 12 * seconds)
-        alone = take_turns({"conv": convolution_loop(),
-                            "matmul": matmul_loop(1)}, seconds)
-        side.close()
+        beside = _time_beside(path, cores, 12 * seconds)
+    alone = take_turns({"conv": convolution_loop(),
+                        "matmul": matmul_loop(1)}, seconds)
+    return _trainer_rows(cores, images, times, beside, alone)
+
+# %% ../nbs/core/11_bench.ipynb #2c105775
+def _time_beside(path: str, cores: int, seconds: float):
+    "Times of one-thread trainers, the plain loop and the matrix product"
+    side, plain = SideBySide(path, cores), plain_loop(path)
+    def plain_all():
+        torch.set_num_threads(cores)
+        plain()
+        torch.set_num_threads(1)
+    times = take_turns({"side": side, "plain": plain_all,
+                        "matmul": matmul_loop(cores)}, seconds)
+    side.close()
+    return times
+
+# %% ../nbs/core/11_bench.ipynb #b3995baa
+def _trainer_rows(cores: int, images: int, times, beside, alone) -> list[Row]:
+    "What was measured of the trainer, as ratios"
     rate = [cores * images * GFLOP_PER_IMAGE / t for t in beside["side"]]
     peak = [MATMUL_GFLOP / t for t in beside["matmul"]]
     return [
@@ -322,23 +337,19 @@ def bench_parts(
     "Loss, augmentation, import and checkpoint inside the trainer"
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        path = _random_npz(folder, 256)
-        epochs = {loss: our_loop(path, loss) for loss in ("tce", "ce")}
-        times = take_turns(epochs, 8 * seconds)
-        path = _random_npz(folder, 1024)
-        loader = plain_loader(path)
-        config = Config(dataset=path, device="cpu")
-        parts = prepare(config)
-        cut = take_turns({
-            "ours": lambda: _drain(epoch_batches(
-                parts.train, 128, stream(0, "batches"))),
-            "theirs": lambda: _drain(loader)}, seconds)
-        run = Run(config, [], 0.0)
-        saved = take_turns({"save": lambda: save_checkpoint(
-            Path(folder)/"run.pt", _state(run, parts))}, 1)
+        small, large = (_random_npz(folder, n) for n in (256, 1024))
+        times = take_turns({loss: our_loop(small, loss)
+                            for loss in ("tce", "ce")}, 8 * seconds)
+        cut = take_turns(_cutters(large), seconds)
+        saved = take_turns({"save": _saver(large)}, 1)
     sizes = take_turns({str(n): _epoch_of(n) for n in (256, 1024)}, seconds)
     imports = take_turns({"ours": _import("torch, tce_nb"),
                           "theirs": _import("torch")}, 3 * seconds)
+    return _part_rows(times, cut, saved, sizes, imports)
+
+# %% ../nbs/core/11_bench.ipynb #5688ca73
+def _part_rows(times, cut, saved, sizes, imports) -> list[Row]:
+    "What was measured of the trainer's parts, as ratios"
     ten_thousand = 10_000 * statistics.median(times["tce"]) / 256
     return [
         _row("TCE / CE epoch of the trainer", times["tce"], times["ce"],
@@ -354,10 +365,24 @@ def bench_parts(
              ratio=statistics.median(saved["save"]) / ten_thousand)]
 
 # %% ../nbs/core/11_bench.ipynb #7205b2c6
-def _drain(batches) -> None:
-    "Take everything an iterator gives"
-    for _ in batches: pass
+def _cutters(path: str) -> dict[str, Callable[[], object]]:
+    "An epoch's augmented batches: ours, and torchvision's in a loader"
+    parts = prepare(Config(dataset=path, device="cpu"))
+    loader = plain_loader(path)
+    def drain(batches):
+        for _ in batches: pass
+    return {"ours": lambda: drain(epoch_batches(
+        parts.train, 128, stream(0, "batches"))),
+        "theirs": lambda: drain(loader)}
 
+def _saver(path: str) -> Callable[[], object]:
+    "A checkpoint of a run, written beside its data"
+    config = Config(dataset=path, device="cpu")
+    run, parts = Run(config, [], 0.0), prepare(config)
+    return lambda: save_checkpoint(Path(path).with_name("run.pt"),
+                                   _state(run, parts))
+
+# %% ../nbs/core/11_bench.ipynb #7f543c51
 def _epoch_of(n: int) -> Callable[[], object]:
     "An epoch over `n` random images"
     with tempfile.TemporaryDirectory() as folder:
@@ -367,12 +392,6 @@ def _import(what: str) -> Callable[[], object]:
     "A fresh interpreter that imports this"
     return lambda: subprocess.run([sys.executable, "-c", f"import {what}"],
                                   check=True)
-
-def _row(name, ours, theirs, **limit) -> Row:
-    "A row of the table from times, or rates, of the same rounds"
-    middle, low, high = ratio(ours, theirs)
-    return dict(name=name, ratio=middle, low=low, high=high,
-                rounds=len(ours), **limit)
 
 # %% ../nbs/core/11_bench.ipynb #2e3a65d3
 def machine() -> Row:

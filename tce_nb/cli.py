@@ -5,16 +5,7 @@
 # %% ../nbs/core/09_cli.ipynb #aebaccaf
 from __future__ import annotations
 
-import argparse
-import ast
-import contextlib
-import json
-import math
-import os
-import signal
-import sys
-import time
-import warnings
+import argparse, ast, contextlib, json, math, os, signal, sys, time, warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional
@@ -41,6 +32,32 @@ except ImportError as missing: raise SystemExit(
 __all__ = ['make_parser', 'run_config', 'command_run', 'command_sweep', 'duration', 'in_words', 'work_left', 'command_status',
            'result_tables', 'command_results', 'main']
 
+# %% ../nbs/core/09_cli.ipynb #ab20db88
+class _Parser(argparse.ArgumentParser):
+    "A parser that takes no abbreviations: a typo is a typo"
+    def __init__(self, **options): super().__init__(
+        **{**options, "allow_abbrev": False})
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message}\n"
+                     f"Try '{self.prog} --help'.\n")
+
+# %% ../nbs/core/09_cli.ipynb #7dd95ee5
+def _positive(kind, zero: bool = False):
+    "A number above zero, or from zero on"
+    def number(text: str):
+        value = kind(text)
+        if not (value > 0 or zero and value == 0) or value == math.inf:
+            raise argparse.ArgumentTypeError(
+                f"got {text}, expected a number {'>=' if zero else '>'} 0")
+        return value
+    number.__name__ = kind.__name__
+    return number
+
+def _size(text: str):
+    "How much to hold out"
+    return text if text == "preset" else float(text)
+
 # %% ../nbs/core/09_cli.ipynb #d511ae9a
 _EXAMPLES = dict(
     run="""examples:
@@ -65,37 +82,26 @@ _EXAMPLES = dict(
   tce results --markdown > tables.md
   tce results --csv > cells.csv""")
 
-# %% ../nbs/core/09_cli.ipynb #b84c1146
-def make_parser() -> argparse.ArgumentParser:
-    "The options of the command"
-    parser = _Parser(
-        prog="tce", description="Experiments with the Tamed Cross Entropy "
-        "loss: run, sweep, see what is done and what came out.",
-        epilog="tce VERB --help has the options and examples of a verb.")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    def verb(name, about):
-        added = verbs.add_parser(
-            name, help=about, description=about, epilog=_EXAMPLES[name],
-            formatter_class=argparse.RawDescriptionHelpFormatter)
-        added.add_argument("--results", metavar="DIR", help="folder of "
-                           "results (default: TCE_RESULTS, or results/)")
-        return added
-    _run_options(verb("run", "train one network and record it"))
-    _sweep_options(verb("sweep", "run the cells of a preset"))
-    status = verb("status", "what is done, running, failed and left")
-    _cell_options(status, required=False)
-    status.add_argument("--json", action="store_true")
-    _results_options(verb("results", "tables of what came out"))
-    return parser
-
-class _Parser(argparse.ArgumentParser):
-    "A parser that takes no abbreviations: a typo is a typo"
-    def __init__(self, **options): super().__init__(
-        **{**options, "allow_abbrev": False})
-
-    def error(self, message):
-        self.exit(2, f"{self.prog}: error: {message}\n"
-                     f"Try '{self.prog} --help'.\n")
+# %% ../nbs/core/09_cli.ipynb #29ed0b81
+def _pool_options(parser, workers: bool) -> None:
+    "Where runs go on this machine"
+    if workers:
+        parser.add_argument("--workers", type=_positive(int), metavar="N",
+                            help="runs at a time (default: cores, or GPUs)")
+        parser.add_argument("--runs-per-gpu", type=_positive(int),
+                            metavar="N", help="(default: 1)")
+    parser.add_argument("--threads", type=_positive(int), metavar="N",
+                        help="for each run (default: 1); changes the last "
+                        "digits")
+    parser.add_argument("--limit", type=_positive(float), default=24,
+                        metavar="HOURS", help="end a run that takes longer "
+                        "(default: 24)")
+    parser.add_argument("--data", metavar="DIR", help="folder of data sets "
+                        "(default: TCE_DATA, or the user's cache)")
+    parser.add_argument("--dry-run", action="store_true", help="list the "
+                        "runs and what they would cost; start nothing")
+    parser.add_argument("--json", action="store_true",
+                        help="print the outcome, or the plan, as JSON")
 
 # %% ../nbs/core/09_cli.ipynb #4368a094
 def _run_options(parser) -> None:
@@ -134,6 +140,7 @@ def _cell_options(parser, required: bool) -> None:
     parser.add_argument("--set", nargs="+", metavar="FIELD=VALUE", default=[],
                         help="change a field of every run: epochs=10 lr=0.05")
 
+# %% ../nbs/core/09_cli.ipynb #f624533a
 def _sweep_options(parser) -> None:
     "Which cells, and where they run"
     _cell_options(parser, required=True)
@@ -148,42 +155,7 @@ def _sweep_options(parser) -> None:
     ray.add_argument("--checkpoints", metavar="DIR",
                      help="a folder that all nodes share")
 
-# %% ../nbs/core/09_cli.ipynb #29ed0b81
-def _pool_options(parser, workers: bool) -> None:
-    "Where runs go on this machine"
-    if workers:
-        parser.add_argument("--workers", type=_positive(int), metavar="N",
-                            help="runs at a time (default: cores, or GPUs)")
-        parser.add_argument("--runs-per-gpu", type=_positive(int),
-                            metavar="N", help="(default: 1)")
-    parser.add_argument("--threads", type=_positive(int), metavar="N",
-                        help="for each run (default: 1); changes the last "
-                        "digits")
-    parser.add_argument("--limit", type=_positive(float), default=24,
-                        metavar="HOURS", help="end a run that takes longer "
-                        "(default: 24)")
-    parser.add_argument("--data", metavar="DIR", help="folder of data sets "
-                        "(default: TCE_DATA, or the user's cache)")
-    parser.add_argument("--dry-run", action="store_true", help="list the "
-                        "runs and what they would cost; start nothing")
-    parser.add_argument("--json", action="store_true",
-                        help="print the outcome, or the plan, as JSON")
-
-def _size(text: str):
-    "How much to hold out"
-    return text if text == "preset" else float(text)
-
-def _positive(kind, zero: bool = False):
-    "A number above zero, or from zero on"
-    def number(text: str):
-        value = kind(text)
-        if not (value > 0 or zero and value == 0) or value == math.inf:
-            raise argparse.ArgumentTypeError(
-                f"got {text}, expected a number {'>=' if zero else '>'} 0")
-        return value
-    number.__name__ = kind.__name__
-    return number
-
+# %% ../nbs/core/09_cli.ipynb #62e44c92
 def _results_options(parser) -> None:
     "Which tables, and how"
     parser.add_argument("--preset", choices=[*PRESETS, "custom"])
@@ -193,6 +165,29 @@ def _results_options(parser) -> None:
     form = parser.add_mutually_exclusive_group()
     for name in ("csv", "markdown", "json"):
         form.add_argument(f"--{name}", action="store_true")
+
+# %% ../nbs/core/09_cli.ipynb #b84c1146
+def make_parser() -> argparse.ArgumentParser:
+    "The options of the command"
+    parser = _Parser(
+        prog="tce", description="Experiments with the Tamed Cross Entropy "
+        "loss: run, sweep, see what is done and what came out.",
+        epilog="tce VERB --help has the options and examples of a verb.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    def verb(name, about):
+        added = verbs.add_parser(
+            name, help=about, description=about, epilog=_EXAMPLES[name],
+            formatter_class=argparse.RawDescriptionHelpFormatter)
+        added.add_argument("--results", metavar="DIR", help="folder of "
+                           "results (default: TCE_RESULTS, or results/)")
+        return added
+    _run_options(verb("run", "train one network and record it"))
+    _sweep_options(verb("sweep", "run the cells of a preset"))
+    status = verb("status", "what is done, running, failed and left")
+    _cell_options(status, required=False)
+    status.add_argument("--json", action="store_true")
+    _results_options(verb("results", "tables of what came out"))
+    return parser
 
 # %% ../nbs/core/09_cli.ipynb #f37be1d8
 def run_config(
@@ -232,6 +227,7 @@ def _plan(options: argparse.Namespace, scale: Optional[str] = None):
     return plan(scale or options.preset, options.dataset, options.loss,
                 options.eta, options.seeds, **_changes(options.set))
 
+# %% ../nbs/core/09_cli.ipynb #d69edb41
 def _changes(words: list[str]) -> dict[str, Any]:
     "Fields and values from words such as `epochs=10`"
     free = {f.name for f in fields(Config)} - {
@@ -245,6 +241,7 @@ def _changes(words: list[str]) -> dict[str, Any]:
         except (ValueError, SyntaxError): changes[name] = value
     return changes
 
+# %% ../nbs/core/09_cli.ipynb #de912dda
 def _check_cluster(options: argparse.Namespace) -> None:
     "Refuse options that would have no effect"
     cluster = ("cpus_per_run", "gpus_per_run", "checkpoints")
@@ -258,13 +255,7 @@ def _check_cluster(options: argparse.Namespace) -> None:
 def _work_off(jobs: list[Job], options, results: Path) -> int:
     "Run the jobs, or say what they would cost"
     if options.dry_run: return _dry_run(jobs, options, results)
-    seconds = 3600 * options.limit
-    pool = RayPool(
-        results, options.ray, options.data, options.cpus_per_run or 1,
-        options.gpus_per_run or 0, seconds, options.checkpoints
-        ) if options.ray else LocalPool(
-        results, options.data, options.workers, options.threads or 1, seconds,
-        options.runs_per_gpu or 1)
+    pool = _pool(options, results)
     with _stop_on_signals(), _Screen(results, options.data) as screen:
         try: states = Sweep(jobs, pool, results, screen.tell).run()
         finally: pool.close()
@@ -281,6 +272,17 @@ def _json_state(state: State) -> dict[str, Any]:
     return dict(name=state.job.name, kind=state.job.kind, state=state.state,
                 reason=state.reason or None)
 
+# %% ../nbs/core/09_cli.ipynb #0b153b63
+def _pool(options: argparse.Namespace, results: Path):
+    "The slots that the options describe"
+    seconds = 3600 * options.limit
+    if options.ray: return RayPool(
+        results, options.ray, options.data, options.cpus_per_run or 1,
+        options.gpus_per_run or 0, seconds, options.checkpoints)
+    return LocalPool(
+        results, options.data, options.workers, options.threads or 1, seconds,
+        options.runs_per_gpu or 1)
+
 @contextlib.contextmanager
 def _stop_on_signals():
     "Let a polite request to end be an interrupt, so that nothing stays"
@@ -288,6 +290,16 @@ def _stop_on_signals():
     before = signal.signal(signal.SIGTERM, stop)
     try: yield
     finally: signal.signal(signal.SIGTERM, before)
+
+# %% ../nbs/core/09_cli.ipynb #d311b0b5
+def duration(
+    seconds: float,
+) -> str:
+    "A time span as people write it"
+    if seconds < 60: return f"{seconds:.0f} s"
+    if seconds < 5400: return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600: return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
 
 # %% ../nbs/core/09_cli.ipynb #5555504c
 def _dry_run(jobs: list[Job], options, results: Path) -> int:
@@ -313,16 +325,6 @@ def _dry_run(jobs: list[Job], options, results: Path) -> int:
           f"at {speed:.0f} images/s each as measured now on this machine")
     return 0
 
-# %% ../nbs/core/09_cli.ipynb #d311b0b5
-def duration(
-    seconds: float,
-) -> str:
-    "A time span as people write it"
-    if seconds < 60: return f"{seconds:.0f} s"
-    if seconds < 5400: return f"{seconds / 60:.0f} min"
-    if seconds < 48 * 3600: return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.1f} days"
-
 # %% ../nbs/core/09_cli.ipynb #f5265fd3
 def in_words(
     name: str,      # of a recorded run
@@ -337,6 +339,7 @@ def in_words(
                         f"{chosen['epoch']}, the selected one")
     return text
 
+# %% ../nbs/core/09_cli.ipynb #5dc594ef
 def work_left(
     state: State,
     results: Path,        # folder of results
@@ -351,7 +354,6 @@ def work_left(
 # %% ../nbs/core/09_cli.ipynb #5ed41270
 class _Screen:
     "The live table, or plain lines"
-
     def __init__(self, results: Path, data: Optional[str]) -> None:
         self.results, self.data = results, data
         self.console = Console(stderr=True, highlight=False)
@@ -368,37 +370,38 @@ class _Screen:
 
     def tell(self, sweep: Sweep, changed: Optional[State]) -> None:
         "Something happened, or time has passed"
-        if self.console.is_terminal:
-            if changed or time.time() - self.drawn > 1:
-                self.drawn = time.time()
-                self.live.update(_table(self, sweep), refresh=True)
-        elif changed:
-            print(_line(self, sweep, changed), file=sys.stderr, flush=True)
-
-    def left(self, sweep: Sweep) -> str:
-        "The time left at the speed so far"
-        work = sum(work_left(state, self.results, self.data)
-                   for state in sweep.states.values())
-        now = time.time()
-        self.begin = self.begin or (now, work)
-        done, seconds = self.begin[1] - work, now - self.begin[0]
-        return f"{duration(work / done * seconds)} left" \
-            if work and done > 0 else ""
+        if not self.console.is_terminal:
+            if changed: print(_line(self, sweep, changed), file=sys.stderr,
+                              flush=True)
+        elif changed or time.time() - self.drawn > 1:
+            self.drawn = time.time()
+            self.live.update(_table(self, sweep), refresh=True)
 
 # %% ../nbs/core/09_cli.ipynb #551dbc6f
 def _line(screen: _Screen, sweep: Sweep, state: State) -> str:
     "A thing that happened, as a line"
-    name, left = state.job.name, screen.left(sweep)
+    name, left = state.job.name, _time_left(screen, sweep)
     text = (f"{time.strftime('%H:%M:%S')} [{sweep.counts()['done']}/"
             f"{len(sweep.states)}{left and ', ' + left}] {state.state} {name}")
     if state.state == "done": text += f": {in_words(name, screen.results)}"
     return f"{text}: {state.reason}" if state.reason else text
 
+def _time_left(screen: _Screen, sweep: Sweep) -> str:
+    "The time left at the speed since the start"
+    work = sum(work_left(state, screen.results, screen.data)
+               for state in sweep.states.values())
+    now = time.time()
+    screen.begin = screen.begin or (now, work)
+    done, seconds = screen.begin[1] - work, now - screen.begin[0]
+    return f"{duration(work / done * seconds)} left" \
+        if work and done > 0 else ""
+
+# %% ../nbs/core/09_cli.ipynb #7d062a22
 def _table(screen: _Screen, sweep: Sweep) -> Table:
     "How everything stands"
     counts = sweep.counts()
     title = ", ".join(f"{n} {word}" for word, n in counts.items() if n)
-    left = screen.left(sweep)
+    left = _time_left(screen, sweep)
     table = Table(title=f"{title}{left and ', ' + left}", title_justify="left",
                   box=None)
     for column in ("run", "epoch", "test", "left"): table.add_column(column)
@@ -414,11 +417,10 @@ def _table(screen: _Screen, sweep: Sweep) -> Table:
 def _cells(progress: dict) -> tuple[str, ...]:
     "How far a run is, for a row of the table"
     if not progress: return "starting", "", ""
-    accuracy, left = progress["test_accuracy"], progress["epochs"] - \
-        progress["epoch"]
-    return (f"{progress['epoch']}/{progress['epochs']}",
+    accuracy, epoch = progress["test_accuracy"], progress["epoch"]
+    return (f"{epoch}/{progress['epochs']}",
             "" if accuracy is None else f"{100 * accuracy:.2f}%",
-            duration(left * progress["seconds"]))
+            duration((progress["epochs"] - epoch) * progress["seconds"]))
 
 # %% ../nbs/core/09_cli.ipynb #a7424c1f
 def command_status(options: argparse.Namespace) -> int:
@@ -432,19 +434,8 @@ def command_status(options: argparse.Namespace) -> int:
     others = {} if options.preset else {
         name: look_by_name(name, results)
         for name in _names(results) - planned}
-    if options.json:
-        print(json.dumps({**{scale: [
-            {**_json_state(s), **progress_of(s.job.name, results)}
-            for s in states] for scale, states in report}, "other": [
-            dict(name=name, state=word, reason=reason or None)
-            for name, (word, reason) in others.items()]}, indent=1))
-        return 0
-    for scale, states in report: _print_status(scale, [
-        (s.job.name, s.state, s.reason) for s in states], results)
-    if others: _print_status("other", [
-        (name, *state) for name, state in sorted(others.items())], results)
-    if not report and not others: print(
-        f"nothing has been run in {results}; tce sweep --help says how")
+    if options.json: _print_json(report, others, results)
+    else: _print_report(report, others, results)
     return 0
 
 def _names(results: Path) -> set[str]:
@@ -453,6 +444,25 @@ def _names(results: Path) -> set[str]:
              *results.glob("work/*.failed"), *results.glob("work/*.pt")]
     return {path.stem for path in files}
 
+# %% ../nbs/core/09_cli.ipynb #63717413
+def _print_json(report: list, others: dict, results: Path) -> None:
+    "The status for a program"
+    presets = {scale: [{**_json_state(s), **progress_of(s.job.name, results)}
+                       for s in states] for scale, states in report}
+    other = [dict(name=name, state=word, reason=reason or None)
+             for name, (word, reason) in others.items()]
+    print(json.dumps({**presets, "other": other}, indent=1))
+
+def _print_report(report: list, others: dict, results: Path) -> None:
+    "The status for a person"
+    for scale, states in report: _print_status(scale, [
+        (s.job.name, s.state, s.reason) for s in states], results)
+    if others: _print_status("other", [
+        (name, *state) for name, state in sorted(others.items())], results)
+    if not report and not others: print(
+        f"nothing has been run in {results}; tce sweep --help says how")
+
+# %% ../nbs/core/09_cli.ipynb #d2915190
 def _print_status(scale: str, runs: list[tuple[str, str, str]],
                   results: Path) -> None:
     "The state of a preset's runs: name, state, reason"
@@ -499,17 +509,21 @@ def command_results(options: argparse.Namespace) -> int:
         frame = gather(options.results)
     for line in frame.attrs["skipped"]:
         print(f"tce: skipped {line}", file=sys.stderr)
-    for name, wanted in (("scale", options.preset and [options.preset]),
-                         ("dataset", options.dataset)):
-        if wanted: frame = frame[frame[name].map(
-            lambda value: value in wanted or Path(value).stem in map(
-                lambda word: Path(word).stem, wanted))]
+    frame = _chosen(frame, "scale", options.preset and [options.preset])
+    frame = _chosen(frame, "dataset", options.dataset)
     table = cells(frame, options.reading)
     if options.csv: print(table.to_csv(index=False), end="")
     elif options.json: print(table.to_json(orient="records", indent=1))
     else: _print_tables(result_tables(table), options)
     return 0
 
+def _chosen(frame: pd.DataFrame, column: str, wanted) -> pd.DataFrame:
+    "The runs with one of these values; a file counts by its bare name"
+    if not wanted: return frame
+    names = {Path(word).stem for word in wanted}
+    return frame[frame[column].map(lambda value: Path(value).stem in names)]
+
+# %% ../nbs/core/09_cli.ipynb #8cf8545b
 def _print_tables(tables: dict[str, pd.DataFrame], options) -> None:
     "The tables for a person"
     if not tables: print("no runs on all training data are recorded here for "
@@ -518,17 +532,20 @@ def _print_tables(tables: dict[str, pd.DataFrame], options) -> None:
                 "mean ± standard deviation (runs); - where no hold-out run "
                 "has selected one yet (see --reading)\n")
     for title, table in tables.items():
-        header = [f"eta {eta:g}" for eta in table.columns]
-        rows = [["", *header], *([name, *row] for name, row in zip(
-            table.index, table.values.tolist()))]
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        lines = [[text.ljust(width) for text, width in zip(row, widths)]
-                 for row in rows]
-        if options.markdown:
-            lines.insert(1, ["-" * width for width in widths])
-            text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        else: text = "\n".join("  ".join(line).rstrip() for line in lines)
-        print(f"{title}\n\n{text}\n")
+        print(f"{title}\n\n{_aligned(table, options.markdown)}\n")
+
+def _aligned(table: pd.DataFrame, markdown: bool) -> str:
+    "A table in aligned columns"
+    header = [f"eta {eta:g}" for eta in table.columns]
+    rows = [["", *header], *([name, *row] for name, row in zip(
+        table.index, table.values.tolist()))]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [[text.ljust(width) for text, width in zip(row, widths)]
+             for row in rows]
+    if not markdown:
+        return "\n".join("  ".join(line).rstrip() for line in lines)
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 # %% ../nbs/core/09_cli.ipynb #068fe35f
 _COMMANDS = dict(run=command_run, sweep=command_sweep,

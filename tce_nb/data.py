@@ -71,14 +71,7 @@ def load_npz(
 ) -> Dataset:
     "A data set from an .npz file"
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except Exception as error:  # zip, pickle, header: all mean the same here
-        raise DataError(f"{path}: not a readable .npz file, or cut short "
-                        f"({error}); fetch or write it again") from error
+    arrays = _read_arrays(path)
     _check_arrays(path, arrays)
     labels = [arrays[name].astype(np.int64) for name in ARRAYS[1::2]]
     largest = max(int(part.max()) for part in labels)
@@ -92,6 +85,18 @@ def load_npz(
         torch.from_numpy(labels[1]), num_classes,
         bool(arrays.get("mirror", mirror)))
 
+# %% ../nbs/core/02_data.ipynb #48fff96c
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    "The arrays of an .npz file by name"
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except Exception as error:  # zip, pickle, header: all mean the same here
+        raise DataError(f"{path}: not a readable .npz file, or cut short "
+                        f"({error}); fetch or write it again") from error
+
 # %% ../nbs/core/02_data.ipynb #e5f94347
 def _check_arrays(path: Path, arrays: dict) -> None:
     "Refuse arrays that are not images and labels, saying which and why"
@@ -104,22 +109,26 @@ def _check_arrays(path: Path, arrays: dict) -> None:
         raise DataError(f"{path}: mirror is {mirror.dtype} of shape "
                         f"{mirror.shape}, expected one True or False")
     for name in ARRAYS[::2]:
-        images = arrays[name]
-        if images.dtype != np.uint8 or images.ndim != 4 \
-                or images.shape[2:] != (32, 32) or images.size == 0:
-            raise DataError(f"{path}: {name} is {images.dtype} of shape "
-                            f"{images.shape}, expected uint8 N x C x 32 x 32")
-        labels = arrays[name.replace("images", "labels")]
-        if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] \
-                or labels.min() < 0 or labels.max() > 65_535:
-            raise DataError(
-                f"{path}: the labels of {name} are {labels.dtype} of shape "
-                f"{labels.shape}, expected {len(images)} integers "
-                "from 0 to 65535")
+        _check_part(path, name, arrays[name],
+                    arrays[name.replace("images", "labels")])
     channels = [arrays[name].shape[1] for name in ARRAYS[::2]]
     if channels[0] != channels[1]:
         raise DataError(f"{path}: {channels[0]} channels in training and "
                         f"{channels[1]} in test images, expected the same")
+
+# %% ../nbs/core/02_data.ipynb #eedb0cca
+def _check_part(path: Path, name: str, images, labels) -> None:
+    "Refuse the images, or the labels, of a training or a test set"
+    if images.dtype != np.uint8 or images.ndim != 4 \
+            or images.shape[2:] != (32, 32) or images.size == 0:
+        raise DataError(f"{path}: {name} is {images.dtype} of shape "
+                        f"{images.shape}, expected uint8 N x C x 32 x 32")
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] \
+            or labels.min() < 0 or labels.max() > 65_535:
+        raise DataError(
+            f"{path}: the labels of {name} are {labels.dtype} of shape "
+            f"{labels.shape}, expected {len(images)} integers "
+            "from 0 to 65535")
 
 # %% ../nbs/core/02_data.ipynb #12ea573d
 def import_torchvision():
@@ -312,9 +321,21 @@ def channel_stats(
 # %% ../nbs/core/02_data.ipynb #7487ab57
 PAD = 4  # border of a padded image
 
+def _padded(images: Tensor, mean: Tensor, std: Tensor, device,
+            mirror: bool) -> Tensor:  # mirror, image, y, x, channel
+    "Images normalised, padded with zeros, and mirrored beside themselves"
+    x = images.to(device).permute(0, 2, 3, 1).float()
+    x.sub_(mean.to(device)).div_(std.to(device))
+    x = F.pad(x, (0, 0, PAD, PAD, PAD, PAD))
+    return torch.stack([x, x.flip(2)] if mirror else [x])
+
+def _windows(padded: Tensor) -> Tensor:  # mirror, image, y, x, 32, 32, channel
+    "All crops of all images, as a view"
+    return padded.unfold(2, 32, 1).unfold(3, 32, 1).movedim(4, 6)
+
+# %% ../nbs/core/02_data.ipynb #7c660db5
 class Images:
     "Images on a device, normalised and padded, ready to be cut"
-
     def __init__(
         self,
         images: Tensor,  # uint8, N x C x 32 x 32
@@ -324,23 +345,13 @@ class Images:
         mirror: bool = False,  # whether to keep mirror images too
     ) -> None:
         self.mirror = mirror
-        x = images.to(device).permute(0, 2, 3, 1).float()
-        x.sub_(mean.to(device)).div_(std.to(device))
-        x = F.pad(x, (0, 0, PAD, PAD, PAD, PAD))
-        self.padded = torch.stack([x, x.flip(2)] if mirror else [x])
-        windows = self.padded.unfold(2, 32, 1).unfold(3, 32, 1)
-        self.windows = windows.movedim(4, 6)  # mirror, image, y, x, 32, 32, C
+        self.padded = _padded(images, mean, std, device, mirror)
+        self.windows = _windows(self.padded)
 
     def __len__(self) -> int: return self.padded.shape[1]
-
-    def cut(
-        self,
-        index: Tensor,   # which images
-        y: Tensor,       # top of each crop, 0 to 8
-        x: Tensor,       # left of each crop, 0 to 8
-        mirror: Tensor,  # whether each is mirrored first
-    ) -> Tensor:
-        "A batch of mirrored and cropped images, channels last in memory"
+    def cut(self, index: Tensor, y: Tensor, x: Tensor,
+            mirror: Tensor) -> Tensor:
+        "These images, mirrored or not, from these rows and columns (0 to 8)"
         return self.windows[mirror.long(), index, y, x].permute(0, 3, 1, 2)
 
     def plain(self, index) -> Tensor:

@@ -22,11 +22,11 @@ from .records import cells, paired_difference, paper_numbers
 from .training import Config, drops, preset
 
 # %% auto #0
-__all__ = ['ALPHAS', 'EVIDENCE', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'alpha_style', 'method_style',
+__all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'alpha_style', 'method_style',
            'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
            'plot_confusion', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'table_markdown',
            'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'overfitting', 'epochs_to',
-           'speed_threshold', 'speed_points', 'plot_speed', 'digits_comparison']
+           'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'digits_comparison', 'headline']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -34,7 +34,8 @@ def use_style() -> None:
     sns.set_theme(context="notebook", style="ticks", palette="colorblind", rc={
         "axes.grid": True, "grid.alpha": 0.3, "legend.frameon": False,
         "axes.spines.top": False, "axes.spines.right": False,
-        "figure.constrained_layout.use": True, "svg.fonttype": "path",
+        "figure.constrained_layout.use": True,
+        "figure.constrained_layout.h_pad": 0.08, "svg.fonttype": "path",
         "svg.hashsalt": "tce_nb", "savefig.transparent": True})
     try: from matplotlib_inline.backend_inline import set_matplotlib_formats
     except ImportError: return
@@ -190,10 +191,11 @@ def plot_confusion(
 
 # %% ../nbs/core/07_figures.ipynb #b1447c93
 EVIDENCE = ("paper", "cpu")  # presets that count, the first there is
+DATASETS = ("cifar100", "cifar10", "svhn", "mnist")
 
 def evidence_scale(
-    frame: pd.DataFrame,      # from `gather`
-    datasets: Iterable[str],  # of a table or figure
+    frame: pd.DataFrame,  # from `gather`
+    datasets: Iterable[str] = DATASETS,  # of a table or figure
 ) -> str:
     "The preset whose records are shown for these data sets"
     ours = frame[frame.dataset.isin([*datasets]) & (frame.hold_out == 0)]
@@ -201,8 +203,8 @@ def evidence_scale(
                  if (ours.scale == scale).any()), EVIDENCE[-1])
 
 def evidence(
-    frame: pd.DataFrame,      # from `gather`
-    datasets: Iterable[str],  # of a table or figure
+    frame: pd.DataFrame,  # from `gather`
+    datasets: Iterable[str] = DATASETS,  # of a table or figure
 ) -> pd.DataFrame:
     "The runs on all training data that are shown for these data sets"
     usual = (frame.noise == "uniform_including_true") | (frame.eta == 0)
@@ -398,10 +400,9 @@ def plot_learning(
     for axes in panels[:, 0]: axes.set_ylabel("test error (%)")
     for axes in panels[-1]: axes.set_xlabel("epoch")
     panels[0, 1].set_title("(b) η = 0, detail")
-    _zoom(panels[0, 0], panels[0, 1], config.epochs)
+    _zoom(panels[0, 0], panels[0, 1], rows[rows.eta == 0], config.epochs)
     handles = [plt.Line2D([], [], **method_style(m)) for m in FIG2]
-    figure.legend(handles, [h.get_label() for h in handles], ncols=4,
-                  loc="outside upper center")
+    figure.legend(handles=handles, ncols=4, loc="outside upper center")
     return figure
 
 # %% ../nbs/core/07_figures.ipynb #1c28e7d0
@@ -418,12 +419,14 @@ def _plot_curves(axes: Axes, rows: pd.DataFrame) -> None:
     if not axes.lines: axes.text(0.5, 0.5, "no records yet", ha="center",
                                  transform=axes.transAxes)
 
-def _zoom(whole: Axes, detail: Axes, epochs: int) -> None:
+def _zoom(whole: Axes, detail: Axes, rows: pd.DataFrame,
+          epochs: int) -> None:
     "Show a detail around the drops, and where in the whole it lies"
     left, right = 100 / 256 * epochs, 224 / 256 * epochs
-    seen = [y for line in whole.lines for x, y in zip(*line.get_data())
-            if left <= x <= right]
-    low, high = (min(seen) - 1, max(seen) + 1) if seen else (0, 100)
+    seen = rows[rows.method.isin(FIG2) & rows.epoch.between(left, right)]
+    error = 100 - 100 * seen.accuracy
+    low, high = (0.0, 100.0) if seen.empty else (
+        float(error.min()) - 1, float(error.max()) + 1)
     detail.set(xlim=(left, right), ylim=(low, high))
     whole.add_patch(plt.Rectangle(
         (left, low), right - left, high - low, fill=False, linestyle="--",
@@ -450,18 +453,25 @@ def epochs_to(
     threshold: float,             # an accuracy, as a share
     accuracies: Iterable[float],  # by epoch
     chance: float = 0.0,          # accuracy of a guess
-) -> float:  # nan if it is never reached
+) -> float:  # infinite if it is never reached
     "The fractional epoch in which the accuracy first passes a threshold"
     before = chance
     for epoch, accuracy in enumerate(accuracies):
         if accuracy > threshold:
             return epoch + max(0.0, threshold - before) / (accuracy - before)
         before = accuracy
-    return math.nan
+    return math.inf
 
 # %% ../nbs/core/07_figures.ipynb #94847a6a
 FIG3 = ("ce", "mse", "tce:0.5", "tce:1", "tce:1.5", "tce:2")
 THRESHOLDS = {"cifar10": 0.70, "cifar100": 0.40}  # the paper's
+
+def threshold_share(
+    dataset: str,  # "cifar10" or "cifar100"
+) -> float:
+    "The paper's threshold as a share of cross entropy's accuracy there"
+    figure = paper_numbers("fig3").set_index(["dataset", "method"])
+    return 100 * THRESHOLDS[dataset] / figure.accuracy[dataset, "ce"]
 
 def speed_threshold(
     frame: pd.DataFrame,  # from `gather`
@@ -472,7 +482,7 @@ def speed_threshold(
     if evidence_scale(frame, [dataset]) == "paper": return THRESHOLDS[dataset]
     ours = evidence(frame, [dataset])
     plain = ours[(ours.method == "ce") & (ours.eta == eta)]
-    return 0.75 * plain.selected.mean()
+    return threshold_share(dataset) * plain.selected.mean()
 
 # %% ../nbs/core/07_figures.ipynb #2148f7d5
 def speed_points(
@@ -488,6 +498,7 @@ def speed_points(
     by_run = history[history.name.isin(ours.name)].sort_values("epoch")
     epochs = by_run.groupby("name").test_accuracy.agg(
         lambda accuracy: epochs_to(threshold, accuracy))
+    epochs = epochs[epochs < math.inf]  # the others never got there
     ours = ours.assign(percent=100 * ours.selected,
                        epochs_to=ours.name.map(epochs).astype(float))
     points = ours.groupby("method").agg(
@@ -503,7 +514,6 @@ def plot_speed(
 ) -> Figure:
     "Fig. 3: accuracy against epochs to a threshold, ours above the paper's"
     figure, panels = plt.subplots(2, 2, figsize=(8, 7))
-    figure.get_layout_engine().set(h_pad=0.1)
     paper = paper_numbers("fig3").set_index("method")
     for (above, below), dataset in zip(panels.T, THRESHOLDS):
         threshold = speed_threshold(frame, dataset)
@@ -512,9 +522,9 @@ def plot_speed(
                      THRESHOLDS[dataset])
         above.set_title(f"{TITLES[dataset]}, ours")
         below.set_title(f"{TITLES[dataset]}, the paper's")
-    handles = [plt.Line2D([], [], **_point_style(m)) for m in FIG3]
-    figure.legend(handles, map(_label, FIG3), ncols=3,
-                  loc="outside upper center")
+    handles = [plt.Line2D([], [], label=_label(method),
+                          **_point_style(method)) for method in FIG3]
+    figure.legend(handles=handles, ncols=3, loc="outside upper center")
     return figure
 
 # %% ../nbs/core/07_figures.ipynb #4093dad2
@@ -579,3 +589,19 @@ def _verdict(gain: dict[str, float]) -> str:
     if high < 0: return f"Taming lost {-mean:.1f} points ({span})."
     return (f"The difference of {mean:+.1f} points is within what the seeds "
             f"can tell ({span}).")
+
+# %% ../nbs/core/07_figures.ipynb #bdd0a47b
+def headline(
+    frame: pd.DataFrame,  # from `gather`
+) -> str:
+    "Both tables in a few lines: the paper's gains, ours, and the scale"
+    tables = pd.concat([compare(frame, which) for which in
+                        ("table1", "table2")], ignore_index=True)
+    filled = (tables.n > 0).sum()
+    lines = [f"- **The paper**: {gains_in_words(tables, 'paper_gain')}.",
+             f"- **Our runs** ({filled} of {len(tables)} cells measured): "
+             f"{gains_in_words(tables, 'gain')}."]
+    shown = [scale_note(frame, [dataset]).split(" The paper's")[0]
+             for dataset in dict.fromkeys(tables.dataset)
+             if len(evidence(frame, [dataset]))]
+    return "\n".join([*lines, *(f"- {note}" for note in shown)])

@@ -79,10 +79,15 @@ def _check_options(
         _refuse(ValueError, "label_smoothing", repr(label_smoothing),
                 "a number from 0 to 1")
 
+# %% ../nbs/core/00_losses.ipynb #ee298c4c
 def _describe(value) -> str:
     "A tensor by its dtype and shape, anything else by its type"
     if not isinstance(value, Tensor): return type(value).__name__
     return f"{value.dtype} of shape {tuple(value.shape)}"
+
+def _class_dim(input: Tensor) -> int:
+    "The dimension that counts classes: the second, or the only one"
+    return min(1, input.dim() - 1)
 
 # %% ../nbs/core/00_losses.ipynb #f4b4f3f0
 def _check_target(
@@ -107,10 +112,6 @@ def _check_target(
         _check_probabilities(target, ignore_index)
     else:
         _check_indices(input, target)
-
-def _class_dim(input: Tensor) -> int:
-    "The dimension that counts classes: the second, or the only one"
-    return min(1, input.dim() - 1)
 
 # %% ../nbs/core/00_losses.ipynb #8d82dead
 def _check_probabilities(target: Tensor, ignore_index: int) -> None:
@@ -180,6 +181,11 @@ def _reduce(loss: Tensor, counts: Optional[Tensor], reduction: str) -> Tensor:
     if reduction == "sum": return loss.sum()
     return loss.mean() if counts is None else loss.sum() / counts.sum()
 
+def _along(weight: Tensor, input: Tensor) -> Tensor:
+    "Class weights, shaped to multiply the classes of `input`"
+    trailing = input.dim() - 1 - _class_dim(input)
+    return _widen(weight).view(-1, *[1] * trailing)
+
 # %% ../nbs/core/00_losses.ipynb #23f1af00
 def _tame_labels(input, target, alpha, weight, ignore_index, reduction):
     "Class indices: tame the one term per sample that counts"
@@ -213,10 +219,18 @@ def _tame_classes(input, target, alpha, weight, ignore_index, reduction,
             + label_smoothing * _reduce(uniform, counts, reduction)
     return loss.to(dtype)
 
-def _along(weight: Tensor, input: Tensor) -> Tensor:
-    "Class weights, shaped to multiply the classes of `input`"
-    trailing = input.dim() - 1 - _class_dim(input)
-    return _widen(weight).view(-1, *[1] * trailing)
+# %% ../nbs/core/00_losses.ipynb #d41166eb
+def _tame(input, target, alpha, weight, ignore_index, reduction,
+          label_smoothing):
+    "Tamed cross entropy of arguments that were checked"
+    if alpha == 0:
+        return F.cross_entropy(input, target, weight, None, ignore_index,
+                               None, reduction, label_smoothing)
+    input = _autocast(input)
+    options = alpha + 0.0, weight, ignore_index, reduction
+    if target.shape != input.shape and label_smoothing == 0:
+        return _tame_labels(input, target, *options)
+    return _tame_classes(input, target, *options, label_smoothing)
 
 # %% ../nbs/core/00_losses.ipynb #c9e9ef5b
 def tamed_cross_entropy(
@@ -233,15 +247,8 @@ def tamed_cross_entropy(
     _check_options(weight, ignore_index, reduction, label_smoothing)
     _check_target(input, target, weight, ignore_index)
     if not target.is_floating_point(): target = target.long()
-    options = weight, ignore_index, reduction
-    try:
-        if alpha == 0:
-            return F.cross_entropy(input, target, weight, None, ignore_index,
-                                   None, reduction, label_smoothing)
-        input, alpha = _autocast(input), alpha + 0.0
-        if target.shape != input.shape and label_smoothing == 0:
-            return _tame_labels(input, target, alpha, *options)
-        return _tame_classes(input, target, alpha, *options, label_smoothing)
+    try: return _tame(input, target, alpha, weight, ignore_index, reduction,
+                      label_smoothing)
     except IndexError:
         _check_range(target, input.shape[_class_dim(input)], ignore_index)
         raise

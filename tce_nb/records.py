@@ -5,15 +5,7 @@
 # %% ../nbs/core/05_records.ipynb #94a76107
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
-import math
-import os
-import platform
-import re
-import subprocess
-import time
+import functools, hashlib, json, math, os, platform, re, subprocess, time
 import warnings
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -30,8 +22,8 @@ import tce_nb
 from .data import Images
 from .losses import tamed_weight
 from .training import (
-    PRESETS, Config, DamagedCheckpoint, Run, identity, pick_device, predict,
-    preset, report, train, write_whole)
+    PRESETS, Config, DamagedCheckpoint, Run, Task, identity, pick_device,
+    predict, preset, report, train, write_whole)
 
 # %% auto #0
 __all__ = ['GROUPS', 'SCHEMA', 'READINGS', 'COLUMNS', 'CELL', 'loss_name', 'run_name', 'cell_of', 'recipe_of', 'scale_of',
@@ -177,6 +169,7 @@ def confidence_groups(
     return dict(size=[len(group) for group in groups],
                 confidence=means(confidence), accuracy=means(correct))
 
+# %% ../nbs/core/05_records.ipynb #54f775c8
 def plausibility(
     logits: Tensor,
     labels: Tensor,  # as given
@@ -224,6 +217,7 @@ def library_commit() -> Optional[str]:
     if commit.returncode: return None
     return commit.stdout.strip() + ("+changes" if changes.stdout else "")
 
+# %% ../nbs/core/05_records.ipynb #a98627a1
 def device_name(
     device: torch.device,
 ) -> str:
@@ -244,6 +238,18 @@ def surroundings(
                     tce_nb=tce_nb.__version__, torch=torch.__version__,
                     numpy=np.__version__, python=platform.python_version()))
 
+# %% ../nbs/core/05_records.ipynb #bb32b6fe
+def _columns(history: list[dict]) -> dict[str, list]:
+    "A history by columns; None where an epoch has no such number"
+    names = dict.fromkeys(name for row in history for name in row)
+    return {name: [_number(row.get(name)) for row in history]
+            for name in names}
+
+def _number(value):
+    "The value, or None where JSON has no word for it"
+    return None if isinstance(value, float) and not math.isfinite(value) \
+        else value
+
 # %% ../nbs/core/05_records.ipynb #ee6e02ed
 SCHEMA = 1
 
@@ -256,28 +262,24 @@ def make_record(
         raise ValueError(
             f"run: has {len(run.history)} of {run.config.epochs} epochs, "
             "expected a finished one")
-    config, data = run.config, run.task.data
-    if config.hold_out: selected = selected_in(run.history)
-    columns = list(dict.fromkeys(k for row in run.history for k in row))
+    config, history = run.config, run.history
+    if config.hold_out: selected = selected_in(history)
     return dict(
         schema=SCHEMA, name=run_name(config), cell=cell_of(config),
-        config=asdict(config),
-        data=dict(fingerprint=run.task.fingerprint,
-                  classes=data.num_classes, trained_on=len(run.task.kept),
-                  held_out=len(run.task.held),
-                  tested_on=len(data.test_labels)),
+        config=asdict(config), data=_data_of(run.task),
         wrong_rate=run.wrong_rate, diverged=run.diverged, resumed=run.resumed,
-        seconds=sum(row["seconds"] for row in run.history),
+        seconds=sum(row["seconds"] for row in history),
         finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        readings=readings(run.history, selected), end=examine(run),
+        readings=readings(history, selected), end=examine(run),
         made_on=surroundings(pick_device(config.device)),
-        history={k: [_number(row.get(k)) for row in run.history]
-                 for k in columns})
+        history=_columns(history))
 
-def _number(value):
-    "The value, or None where JSON has no word for it"
-    return None if isinstance(value, float) and not math.isfinite(value) \
-        else value
+# %% ../nbs/core/05_records.ipynb #c5fbe45c
+def _data_of(task: Task) -> dict[str, Any]:
+    "What a run was trained and tested on"
+    return dict(fingerprint=task.fingerprint, classes=task.data.num_classes,
+                trained_on=len(task.kept), held_out=len(task.held),
+                tested_on=len(task.data.test_labels))
 
 # %% ../nbs/core/05_records.ipynb #4755b5ff
 def write_record(
@@ -298,6 +300,9 @@ def record_config(
     "The configuration of a recorded run"
     return Config(**record["config"])
 
+# %% ../nbs/core/05_records.ipynb #2286bf73
+READINGS = ("selected", "last", "oracle")
+
 def _row(record: dict) -> dict[str, Any]:
     "A record as a row of a table"
     config, made = record_config(record), record["made_on"]
@@ -316,8 +321,6 @@ def _row(record: dict) -> dict[str, Any]:
             math.nan if value is None else float(value)
             for value in (at["epoch"], at["test_accuracy"]))
     return row
-
-READINGS = ("selected", "last", "oracle")
 
 # %% ../nbs/core/05_records.ipynb #c6ace32e
 class RecordError(RuntimeError):
@@ -387,6 +390,7 @@ def recorded(
     try: return bool(read_record(Files(name, folder).record))
     except RecordError: return False
 
+# %% ../nbs/core/05_records.ipynb #2ad6f207
 def lock_of(
     name: str,  # of a run
     folder: Union[str, Path, None] = None,  # of results
@@ -424,27 +428,26 @@ def record_run(
     with lock:
         if recorded(name, folder) and not rerun:
             raise AlreadyRecorded(f"{files.record}: exists")
-        def tell(run):
-            write_whole(files.progress, json.dumps(_progress(run)).encode())
-            if progress: report(run)
-        run = _train_or_restart(config, root, files.checkpoint, tell)
+        run = _train_or_restart(config, root, files, progress)
         if files.record.exists() and not recorded(name, folder):
             os.replace(files.record, files.checkpoint.with_suffix(".record"))
         if selected is None: selected = find_selected(config, folder)
         write_record(make_record(run, selected), folder)
-        for path in (files.checkpoint, files.progress, files.failure):
-            path.unlink(missing_ok=True)
+        _clear(files)
     return run
 
 # %% ../nbs/core/05_records.ipynb #8eb379dd
-def _train_or_restart(config, root, checkpoint: Path, tell) -> Run:
+def _train_or_restart(config, root, files: Files, progress: bool) -> Run:
     "Train; a damaged checkpoint is set aside and the run starts again"
-    try: return train(config, root, checkpoint, tell)
+    def tell(run):
+        write_whole(files.progress, json.dumps(_progress(run)).encode())
+        if progress: report(run)
+    try: return train(config, root, files.checkpoint, tell)
     except DamagedCheckpoint as error:
-        aside = checkpoint.with_suffix(".damaged")
-        os.replace(checkpoint, aside)
+        aside = files.checkpoint.with_suffix(".damaged")
+        os.replace(files.checkpoint, aside)
         warnings.warn(f"{error}; moved to {aside.name}, starting again")
-        return train(config, root, checkpoint, tell)
+        return train(config, root, files.checkpoint, tell)
 
 def _progress(run: Run) -> dict[str, Any]:
     "How far a run is, for others to see"
@@ -452,6 +455,11 @@ def _progress(run: Run) -> dict[str, Any]:
     return dict(epoch=row["epoch"], epochs=run.config.epochs,
                 test_accuracy=_number(row.get("test_accuracy")),
                 seconds=row["seconds"], pid=os.getpid(), at=time.time())
+
+def _clear(files: Files) -> None:
+    "Remove what only a run under way needs"
+    for path in (files.checkpoint, files.progress, files.failure):
+        path.unlink(missing_ok=True)
 
 # %% ../nbs/core/05_records.ipynb #eb199fc8
 def find_selected(

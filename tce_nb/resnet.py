@@ -49,6 +49,23 @@ class BasicBlock(nn.Module):
         y += x if self.plain else shortcut_a(x, self.channels, self.stride)
         return F.relu(y, inplace=True)
 
+# %% ../nbs/core/03_resnet.ipynb #d6aed692
+def _stages(depth: int) -> list[BasicBlock]:
+    "The blocks of the three stages, one after the other"
+    blocks, rest = divmod(depth - 2, 6)
+    if rest or blocks < 1:
+        raise ValueError(f"depth: got {depth}, "
+                         "expected 6n + 2: 8, 14, 20, ...")
+    return [*_stage(16, 16, blocks, stride=1),
+            *_stage(16, 32, blocks, stride=2),
+            *_stage(32, 64, blocks, stride=2)]
+
+def _stage(channels_in: int, channels: int, blocks: int, stride: int):
+    "The blocks of one stage; the first changes the shape"
+    first = BasicBlock(channels_in, channels, stride)
+    return [first, *(BasicBlock(channels, channels, 1)
+                     for _ in range(blocks - 1))]
+
 # %% ../nbs/core/03_resnet.ipynb #0629ad47
 class ResNet(nn.Module):
     "ResNet for 32 x 32 images, of depth 6n + 2"
@@ -61,16 +78,9 @@ class ResNet(nn.Module):
         generator: Optional[torch.Generator] = None,  # of the initial weights
     ) -> None:
         super().__init__()
-        blocks, rest = divmod(depth - 2, 6)
-        if rest or blocks < 1:
-            raise ValueError(f"depth: got {depth}, "
-                             "expected 6n + 2: 8, 14, 20, ...")
         self.conv = conv3x3(channels, 16)
         self.bn = nn.BatchNorm2d(16)
-        self.stages = nn.Sequential(
-            *_stage(16, 16, blocks, stride=1),
-            *_stage(16, 32, blocks, stride=2),
-            *_stage(32, 64, blocks, stride=2))
+        self.stages = nn.Sequential(*_stages(depth))
         self.linear = nn.Linear(64, num_classes)
         initialise(self, generator)
         self.to(memory_format=torch.channels_last)  # type: ignore
@@ -80,12 +90,6 @@ class ResNet(nn.Module):
         x = F.relu(self.bn(self.conv(x)), inplace=True)
         x = self.stages(x)
         return self.linear(x.mean((2, 3)))
-
-def _stage(channels_in: int, channels: int, blocks: int, stride: int):
-    "The blocks of one stage; the first changes the shape"
-    first = BasicBlock(channels_in, channels, stride)
-    return [first, *(BasicBlock(channels, channels, 1)
-                     for _ in range(blocks - 1))]
 
 # %% ../nbs/core/03_resnet.ipynb #b518ef4e
 def initialise(

@@ -5,21 +5,8 @@
 # %% ../nbs/core/06_sweep.ipynb #a63bce11
 from __future__ import annotations
 
-import ast
-import concurrent.futures
-import contextlib
-import difflib
-import functools
-import json
-import logging
-import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import threading
-import time
+import ast, concurrent.futures, contextlib, difflib, functools, json, logging
+import os, signal, socket, subprocess, sys, tempfile, threading, time
 import traceback
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -38,7 +25,7 @@ from .training import (
 
 # %% auto #0
 __all__ = ['METHODS', 'ETAS', 'SEEDS', 'KINDS', 'SETTINGS', 'STATES', 'SIZES', 'unknown', 'parse_method', 'Job', 'hold_out_size',
-           'grid', 'plan', 'template', 'read_parameters', 'run_notebook', 'worker', 'Outcome', 'job_message', 'execute',
+           'grid', 'plan', 'template', 'read_parameters', 'run_notebook', 'job_message', 'worker', 'Outcome', 'execute',
            'Pool', 'LocalPool', 'RayPool', 'State', 'look', 'look_by_name', 'Sweep', 'image_counts', 'cost',
            'measure_speed', 'progress_of']
 
@@ -108,6 +95,39 @@ def grid(
         return dict(etas={"digits": (0.4,)}, methods=("ce", "tce:1.5"))
     return dict(etas=ETAS, methods=METHODS)
 
+# %% ../nbs/core/06_sweep.ipynb #77c0ae9d
+def _cell_jobs(scale: str, cell: dict, count: int, changes: dict):
+    "The runs of a cell with their seeds: hold-out first"
+    first = preset(scale, **{"hold_out": hold_out_size(scale), **cell,
+                             **changes, "seed": 0})
+    yield Job(first), 0
+    for seed in range(1, count + 1):
+        yield Job(replace(first, hold_out=0, seed=seed), run_name(first)), seed
+
+def _rank(cell: dict, seed: int, place: int) -> tuple:
+    "What comes first: telling cells, then seeds, then the order of cells"
+    telling = {("cifar100", 0.4): 0, ("cifar10", 0.4): 1}
+    return telling.get((cell["dataset"], cell["eta"]), 2), max(seed, 1), \
+        place, seed
+
+# %% ../nbs/core/06_sweep.ipynb #06e4be82
+def _datasets(given, default: dict) -> list[str]:
+    "The data sets of a plan, checked"
+    known = [*CLASSES, "digits"]
+    names = list(given or default["etas"])
+    for name in names:
+        if name not in known and not str(name).endswith(".npz"):
+            raise ValueError(unknown("dataset", name, known)
+                             + " or the path of an .npz file")
+    return names
+
+def _methods(given, default: dict) -> list[str]:
+    "The losses of a plan; `tce` alone means all its exponents"
+    words = list(given or default["methods"])
+    tamed = [m for m in METHODS if m.startswith("tce:")]
+    return [m for word in words
+            for m in (tamed if word == "tce" else [word])]
+
 # %% ../nbs/core/06_sweep.ipynb #7bee09ed
 def plan(
     scale: str,                               # a preset
@@ -132,38 +152,6 @@ def plan(
             jobs.setdefault(job.name, job)
             ranks.setdefault(job.name, _rank(cell, seed, place))
     return sorted(jobs.values(), key=lambda job: ranks[job.name])
-
-# %% ../nbs/core/06_sweep.ipynb #77c0ae9d
-def _cell_jobs(scale: str, cell: dict, count: int, changes: dict):
-    "The runs of a cell with their seeds: hold-out first"
-    first = preset(scale, **{"hold_out": hold_out_size(scale), **cell,
-                             **changes, "seed": 0})
-    yield Job(first), 0
-    for seed in range(1, count + 1):
-        yield Job(replace(first, hold_out=0, seed=seed), run_name(first)), seed
-
-def _rank(cell: dict, seed: int, place: int) -> tuple:
-    "What comes first: telling cells, then seeds, then the order of cells"
-    telling = {("cifar100", 0.4): 0, ("cifar10", 0.4): 1}
-    return telling.get((cell["dataset"], cell["eta"]), 2), max(seed, 1), \
-        place, seed
-
-def _datasets(given, default: dict) -> list[str]:
-    "The data sets of a plan, checked"
-    known = [*CLASSES, "digits"]
-    names = list(given or default["etas"])
-    for name in names:
-        if name not in known and not str(name).endswith(".npz"):
-            raise ValueError(unknown("dataset", name, known)
-                             + " or the path of an .npz file")
-    return names
-
-def _methods(given, default: dict) -> list[str]:
-    "The losses of a plan; `tce` alone means all its exponents"
-    words = list(given or default["methods"])
-    tamed = [m for m in METHODS if m.startswith("tce:")]
-    return [m for word in words
-            for m in (tamed if word == "tce" else [word])]
 
 # %% ../nbs/core/06_sweep.ipynb #fb539776
 KINDS = ("select_epoch", "train")
@@ -191,20 +179,11 @@ def read_parameters(
     if namespace["preset"] is None:  # a sweep gives every field as it is
         return Config(**{name: namespace[name] for name in given
                          if name in names})
-    for name in given:
-        if name not in (*names, *SETTINGS):
-            raise ValueError(unknown("parameter", name, (*names, *SETTINGS)))
-    if "alpha" in given and namespace["loss"] != "tce":
-        raise ValueError(f"alpha: got {namespace['alpha']!r} with loss "
-                         f"{namespace['loss']!r}; only tce has an exponent")
+    _check_parameters(given, namespace)
     chosen = {name: namespace[name] for name in names
               if namespace.get(name) is not None}
-    if namespace["preset"] not in PRESETS:
-        raise ValueError(unknown("preset", namespace["preset"], PRESETS))
     if "hold_out" in namespace:  # the template of hold-out runs
         chosen.setdefault("hold_out", hold_out_size(namespace["preset"]))
-    if chosen.get("loss", "tce") not in LOSSES:
-        raise ValueError(unknown("loss", chosen["loss"], LOSSES))
     return preset(namespace["preset"], **chosen)
 
 def _injected(namespace: dict) -> list[str]:
@@ -215,30 +194,54 @@ def _injected(namespace: dict) -> list[str]:
             if isinstance(node, ast.Assign) for target in node.targets
             if isinstance(target, ast.Name)]
 
+# %% ../nbs/core/06_sweep.ipynb #e8f3cabe
+def _check_parameters(given: list[str], namespace: dict) -> None:
+    "Refuse parameters and values that a template does not know"
+    known = (*(field.name for field in fields(Config)), *SETTINGS)
+    for name in given:
+        if name not in known:
+            raise ValueError(unknown("parameter", name, known))
+    if "alpha" in given and namespace["loss"] != "tce":
+        raise ValueError(f"alpha: got {namespace['alpha']!r} with loss "
+                         f"{namespace['loss']!r}; only tce has an exponent")
+    for name, names in (("preset", PRESETS), ("loss", LOSSES)):
+        value = namespace.get(name)
+        if value is not None and value not in names:
+            raise ValueError(unknown(name, value, names))
+
+# %% ../nbs/core/06_sweep.ipynb #0c3d9119
+def _outputs(captured, result):
+    "What a cell gave, as a notebook stores it"
+    from nbformat.v4 import new_output
+    error = result.error_before_exec or result.error_in_exec
+    for stream in ("stdout", "stderr"):
+        text = getattr(captured, stream)
+        if text and not (error and stream == "stdout"):
+            yield new_output("stream", name=stream, text=text)
+    for shown in captured.outputs:
+        yield new_output("display_data", data=shown.data,
+                         metadata=shown.metadata)
+    if error: yield new_output(
+        "error", ename=type(error).__name__, evalue=str(error),
+        traceback=traceback.format_exception(error))
+
+def _run_cell(shell, cell) -> bool:
+    "Run a cell, keep its outputs, and say whether it went well"
+    from IPython.utils.capture import capture_output
+    if cell.cell_type != "code" or not cell.source.strip(): return True
+    with capture_output() as captured:
+        result = shell.run_cell(cell.source, store_history=True)
+    cell.outputs = list(_outputs(captured, result))
+    return result.success
+
 # %% ../nbs/core/06_sweep.ipynb #ea8fcda8
 def _engine():
     "A papermill engine that runs the cells in this process"
     from IPython.core.interactiveshell import InteractiveShell
-    from IPython.utils.capture import capture_output
-    from nbformat.v4 import new_output
     from papermill.engines import Engine
 
     class Shell(InteractiveShell):
         def enable_gui(self, gui=None): pass  # no windows here
-
-    def outputs(captured, result):
-        "What a cell gave, as a notebook stores it"
-        error = result.error_before_exec or result.error_in_exec
-        for stream in ("stdout", "stderr"):
-            text = getattr(captured, stream)
-            if text and not (error and stream == "stdout"):
-                yield new_output("stream", name=stream, text=text)
-        for shown in captured.outputs:
-            yield new_output("display_data", data=shown.data,
-                             metadata=shown.metadata)
-        if error: yield new_output(
-            "error", ename=type(error).__name__, evalue=str(error),
-            traceback=traceback.format_exception(error))
 
     class InProcess(Engine):
         @classmethod
@@ -247,14 +250,9 @@ def _engine():
             shell.run_line_magic("matplotlib", "inline")
             for index, cell in enumerate(nb_man.nb.cells):
                 nb_man.cell_start(cell, index)
-                if cell.cell_type == "code" and cell.source.strip():
-                    with capture_output() as captured:
-                        result = shell.run_cell(cell.source,
-                                                store_history=True)
-                    cell.outputs = list(outputs(captured, result))
-                    if not result.success:
-                        nb_man.cell_exception(cell, index)
-                        break
+                if not _run_cell(shell, cell):
+                    nb_man.cell_exception(cell, index)
+                    break
                 nb_man.cell_complete(cell, index)
     return InProcess
 
@@ -274,6 +272,28 @@ def run_notebook(
     papermill.execute_notebook(*paths, parameters, progress_bar=False,
                                engine_name="in_process")
 
+# %% ../nbs/core/06_sweep.ipynb #eaf43484
+def job_message(
+    job: Job,
+    results: Union[str, Path],       # folder of results
+    data: Union[str, Path, None],    # folder of data sets
+    selected: Optional[int] = None,  # epoch to report
+) -> dict[str, Any]:
+    "A job as plain values, for another process"
+    config: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(job.config).items()}
+    if config["loss"] != "tce": del config["alpha"]
+    if job.kind == "train":
+        for name in ("hold_out", "hold_out_noisy"): del config[name]
+        config["selected_epoch"] = selected
+    if config["dataset"].endswith(".npz"):
+        config["dataset"] = str(Path(config["dataset"]).absolute())
+    folder = data and str(Path(data).expanduser().absolute())
+    return dict(name=job.name, kind=job.kind, parameters=dict(
+        config, preset=None, results=str(results), rerun=job.rerun,
+        data=folder))
+
 # %% ../nbs/core/06_sweep.ipynb #4f5ae1ae
 def worker() -> None:
     "The life of a run's own process: one job from standard input"
@@ -290,11 +310,8 @@ def worker() -> None:
                 raise RuntimeError("the notebook left no record of this run")
     except Timeout: return  # somebody else has it in hand
     except BaseException as error:
-        name = getattr(error, "ename", type(error).__name__)
-        reason = f"{name}: {getattr(error, 'evalue', error)}"
         print(traceback.format_exc(), file=sys.stderr)
-        write_whole(files.failure, json.dumps(dict(
-            reason=reason, log=str(files.log), at=time.time())).encode())
+        _write_failure(files, _reason(error), at=time.time())
         sys.exit(1)
 
 def _end_with_driver() -> None:
@@ -302,9 +319,18 @@ def _end_with_driver() -> None:
     while os.read(0, 1): pass  # not sys.stdin, which may be locked at exit
     os._exit(3)
 
-# %% ../nbs/core/06_sweep.ipynb #eaf43484
-_WORKER = [sys.executable, "-c", "from tce_nb.sweep import worker; worker()"]
+# %% ../nbs/core/06_sweep.ipynb #12cd602b
+def _reason(error: BaseException) -> str:
+    "An error in a line; one of a notebook's cell as the cell raised it"
+    name = getattr(error, "ename", type(error).__name__)
+    return f"{name}: {getattr(error, 'evalue', error)}"
 
+def _write_failure(files: Files, reason: str, **more) -> None:
+    "Leave the reason of a failure for others to read"
+    write_whole(files.failure, json.dumps(dict(
+        reason=reason, log=str(files.log), **more)).encode())
+
+# %% ../nbs/core/06_sweep.ipynb #944779e8
 @dataclass
 class Outcome:
     "How a try of a job ended"
@@ -313,33 +339,9 @@ class Outcome:
     reason: str = ""
     final: bool = False  # not worth another try
 
-def job_message(
-    job: Job,
-    results: Union[str, Path],       # folder of results
-    data: Union[str, Path, None],    # folder of data sets
-    selected: Optional[int] = None,  # epoch to report
-) -> dict[str, Any]:
-    "A job as plain values, for another process"
-    config: dict[str, Any] = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in asdict(job.config).items()}
-    if config["loss"] != "tce": del config["alpha"]
-    other = ("hold_out", "hold_out_noisy")  # only the hold-out run has them
-    if job.kind == "train":
-        config = {k: v for k, v in config.items() if k not in other}
-        config["selected_epoch"] = selected
-    config["dataset"] = _absolute(config["dataset"])
-    folder = data and str(Path(data).expanduser().absolute())
-    return dict(name=job.name, kind=job.kind, parameters=dict(
-        config, preset=None, results=str(results), rerun=job.rerun,
-        data=folder))
-
-def _absolute(dataset: str) -> str:
-    "A data set's file by its whole path, a name as it is"
-    return str(Path(dataset).absolute()) if dataset.endswith(".npz") \
-        else dataset
-
 # %% ../nbs/core/06_sweep.ipynb #6c171ec5
+_WORKER = [sys.executable, "-c", "from tce_nb.sweep import worker; worker()"]
+
 def execute(
     message: dict,  # from `job_message`
     limit: float,   # seconds
@@ -357,11 +359,20 @@ def execute(
             _WORKER, stdin=subprocess.PIPE, stdout=log, stderr=log,
             env={**os.environ, **environment})
     started(process)
+    code, timed_out = _wait(process, message, limit)
+    old = message["parameters"]["rerun"] and before == _modified(files.record)
+    if not old and recorded(name, files.record.parents[1]):
+        return Outcome(name, "done")
+    return _failed(name, files, code, limit if timed_out else None)
+
+# %% ../nbs/core/06_sweep.ipynb #153e71aa
+def _wait(process: Any, message: dict, limit: float) -> tuple[int, bool]:
+    "Hand a process its job and wait; its code, and whether it was too late"
     late = threading.Timer(min(limit, threading.TIMEOUT_MAX), process.kill)
     late.start()
     try:
         with contextlib.suppress(BrokenPipeError):
-            os.write(process.stdin.fileno(),  # type: ignore
+            os.write(process.stdin.fileno(),
                      (json.dumps(message) + "\n").encode())
         code = process.wait()
     finally:
@@ -369,10 +380,7 @@ def execute(
         late.cancel()
         process.kill()
         if process.stdin: process.stdin.close()
-    old = message["parameters"]["rerun"] and before == _modified(files.record)
-    if not old and recorded(name, files.record.parents[1]):
-        return Outcome(name, "done")
-    return _failed(name, files, code, limit if timed_out else None)
+    return code, timed_out
 
 def _modified(path: Path) -> int:
     "When a file was last written, 0 if there is none"
@@ -428,37 +436,27 @@ class LocalPool(Pool):
         limit: float = 24 * 3600,       # seconds for each run
         runs_per_gpu: int = 1,
     ) -> None:
-        gpus = torch.cuda.device_count()
-        self.slots = workers or (gpus * runs_per_gpu or _cores())
         self.results, self.data, self.limit = results, data, limit
-        threads_variables = dict.fromkeys(
-            ("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-        self.free = [{**threads_variables, **_device(i, gpus)}
-                     for i in range(self.slots)]
+        self.free = _environments(workers, threads, runs_per_gpu)
+        self.slots = len(self.free)
         self.processes: dict[str, subprocess.Popen] = {}
         self.closed, self.lock = False, threading.Lock()
         self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
 
-    def _run(self, message: dict) -> Outcome:
-        "Run a job in a free slot"
-        def started(process):
-            with self.lock:
-                self.processes[message["name"]] = process
-                if self.closed: process.kill()
-        environment = self.free.pop()
-        try: return execute(message, self.limit, environment, started)
-        finally:
-            self.free.append(environment)
-            with self.lock: self.processes.pop(message["name"], None)
-
+    def _run(self, message: dict) -> Outcome: return _run_here(self, message)
     def close(self) -> None:
         "End what is still running"
-        with self.lock:
-            self.closed = True
-            for process in self.processes.values(): process.kill()
+        _kill_all(self)
         self.threads.shutdown(cancel_futures=True)
 
 # %% ../nbs/core/06_sweep.ipynb #57049f7e
+def _environments(workers, threads: int, runs_per_gpu: int) -> list[dict]:
+    "The variables of each slot: its threads, and its GPU if there are any"
+    gpus = torch.cuda.device_count()
+    slots = workers or (gpus * runs_per_gpu or _cores())
+    both = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    return [{**both, **_device(i, gpus)} for i in range(slots)]
+
 def _cores() -> int:
     "The cores this process may use"
     try: return len(os.sched_getaffinity(0))
@@ -470,6 +468,25 @@ def _device(slot: int, gpus: int) -> dict[str, str]:
     own = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = own.split(",") if own else [str(i) for i in range(gpus)]
     return {"CUDA_VISIBLE_DEVICES": names[slot % gpus]}
+
+# %% ../nbs/core/06_sweep.ipynb #eba6e86c
+def _run_here(pool: LocalPool, message: dict) -> Outcome:
+    "Run a job in a free slot"
+    def started(process):
+        with pool.lock:
+            pool.processes[message["name"]] = process
+            if pool.closed: process.kill()
+    environment = pool.free.pop()
+    try: return execute(message, pool.limit, environment, started)
+    finally:
+        pool.free.append(environment)
+        with pool.lock: pool.processes.pop(message["name"], None)
+
+def _kill_all(pool: LocalPool) -> None:
+    "End all processes, and those that are about to start"
+    with pool.lock:
+        pool.closed = True
+        for process in pool.processes.values(): process.kill()
 
 # %% ../nbs/core/06_sweep.ipynb #8368b737
 class RayPool(Pool):
@@ -485,47 +502,57 @@ class RayPool(Pool):
         limit: float = 24 * 3600,               # seconds for each run
         checkpoints: Union[str, Path, None] = None,  # folder of all nodes
     ) -> None:
-        try: import ray
-        except ImportError: raise ValueError(
-            'ray: not installed; pip install "tce_nb[ray]"') from None
-        self.ray, self.results, self.data = ray, results, data
-        try:
-            _reach(address)
-            ray.init(None if address == "local" else address,
-                     log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError) as error: raise ValueError(
-            f"ray: no cluster at {address!r} ({error})") from None
-        threads = {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
-        folder = str(Path(checkpoints).absolute()) if checkpoints else None
-        self.task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=8)(
-            _ray_task)
-        self.options = (limit, threads, folder)
+        self.ray, self.results, self.data = _connect(address), results, data
+        self.start = _starter(self.ray, cpus, gpus, limit, checkpoints)
         self.slots = 200  # Ray keeps them waiting until there is room
         self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
 
-    def _run(self, message: dict) -> Outcome:
-        "Wait for a task and keep what it brings back"
-        task = self.task.remote(message, *self.options)
-        try: outcome, files = self.ray.get(task)
-        except self.ray.exceptions.RayError as error:
-            reason = str(error).split("\n")[0]
-            return Outcome(message["name"], "failed", f"Ray: {reason}")
-        for name, content in files.items():
-            write_whole(self.results/"records"/name, content)
-        return outcome
-
+    def _run(self, message: dict) -> Outcome: return _run_there(self, message)
     def close(self) -> None:
         "Leave the cluster; Ray ends what is still running"
         self.ray.shutdown()
         self.threads.shutdown()
 
 # %% ../nbs/core/06_sweep.ipynb #9a6fa39c
+def _connect(address: str):
+    "The module of Ray, connected to a cluster"
+    try: import ray
+    except ImportError: raise ValueError(
+        'ray: not installed; pip install "tce_nb[ray]"') from None
+    try:
+        _reach(address)
+        ray.init(None if address == "local" else address,
+                 log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError) as error: raise ValueError(
+        f"ray: no cluster at {address!r} ({error})") from None
+    return ray
+
 def _reach(address: str) -> None:
     "Knock at a cluster's door; Ray itself would wait for minutes"
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), timeout=5).close()
 
+# %% ../nbs/core/06_sweep.ipynb #324c4db8
+def _starter(ray, cpus: float, gpus: float, limit: float, checkpoints):
+    "What starts a task for a job's message"
+    threads = {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
+    folder = str(Path(checkpoints).absolute()) if checkpoints else None
+    task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=8)(_ray_task)
+    return lambda message: task.remote(message, limit, threads, folder)
+
+def _run_there(pool: RayPool, message: dict) -> Outcome:
+    "Wait for a task and keep what it brings back"
+    task = pool.start(message)
+    try: outcome, files = pool.ray.get(task)
+    except pool.ray.exceptions.RayError as error:
+        reason = str(error).split("\n")[0]
+        return Outcome(message["name"], "failed", f"Ray: {reason}")
+    for name, content in files.items():
+        write_whole(pool.results/"records"/name, content)
+    return outcome
+
+# %% ../nbs/core/06_sweep.ipynb #bb367f83
 def _ray_task(message: dict, limit: float, environment: dict,
               folder: Optional[str]) -> tuple[Outcome, dict[str, bytes]]:
     "Run a job on a node; its files come back with the outcome"
@@ -544,6 +571,8 @@ def _ray_task(message: dict, limit: float, environment: dict,
     return outcome, content
 
 # %% ../nbs/core/06_sweep.ipynb #dda66afc
+STATES = ("done", "running", "elsewhere", "failed", "waiting")
+
 @dataclass
 class State:
     "What a sweep knows of a job"
@@ -553,6 +582,7 @@ class State:
     tries: int = 0
     since: float = 0.0      # when it was started
 
+# %% ../nbs/core/06_sweep.ipynb #7a781d15
 def look(
     job: Job,
     results: Path,  # folder of results
@@ -574,9 +604,8 @@ def look_by_name(
     except (OSError, ValueError, KeyError): return "waiting", ""
 
 # %% ../nbs/core/06_sweep.ipynb #46bd95c1
-class Sweep:
-    "A plan being worked off"
-
+class _Board:
+    "The jobs of a sweep and how they stand"
     def __init__(
         self,
         jobs: list[Job],
@@ -585,21 +614,29 @@ class Sweep:
         tell: Callable[[Sweep, Optional[State]], object],  # of every change
     ) -> None:
         self.pool, self.results, self.tell = pool, results, tell
-        self.states = {job.name: look(job, results) for job in jobs}
-        for state in self.states.values():  # failed before: a new chance
-            if state.state == "failed": self.set(state, "waiting")
+        self.states = {job.name: _fresh(look(job, results)) for job in jobs}
         self.running: dict[concurrent.futures.Future, State] = {}
 
     def set(self, state: State, word: str, reason: str = "") -> None:
         "Change a job's state and tell"
         changed = state.state != word
         state.state, state.reason = word, reason
-        if changed and word != "waiting": self.tell(self, state)
+        if changed and word != "waiting":
+            self.tell(self, state)  # type: ignore
 
     def counts(self) -> dict[str, int]:
         "How many jobs are in which state"
         words = [state.state for state in self.states.values()]
         return {word: words.count(word) for word in STATES}
+
+# %% ../nbs/core/06_sweep.ipynb #ca84657b
+def _fresh(state: State) -> State:
+    "A state at the start of a sweep: failed before is a new chance"
+    return State(state.job) if state.state == "failed" else state
+
+# %% ../nbs/core/06_sweep.ipynb #ae1e14db
+class Sweep(_Board):
+    "A plan being worked off"
 
     def run(
         self,
@@ -619,8 +656,6 @@ class Sweep:
             _look_elsewhere(self)
             self.tell(self, None)
         return [*self.states.values()]
-
-STATES = ("done", "running", "elsewhere", "failed", "waiting")
 
 # %% ../nbs/core/06_sweep.ipynb #e6d9196f
 def _start(sweep: Sweep) -> None:
@@ -652,8 +687,7 @@ def _settle(sweep: Sweep, state: State, outcome: Outcome) -> None:
     else:
         files = Files(state.job.name, sweep.results)
         with contextlib.suppress(OSError):  # a full disk has no room for it
-            write_whole(files.failure, json.dumps(dict(
-                reason=outcome.reason, log=str(files.log))).encode())
+            _write_failure(files, outcome.reason)
         sweep.set(state, "failed", outcome.reason)
 
 def _look_elsewhere(sweep: Sweep) -> None:

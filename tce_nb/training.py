@@ -5,16 +5,7 @@
 # %% ../nbs/core/04_training.ipynb #b097a6fe
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
-import io
-import math
-import operator
-import os
-import re
-import sys
-import time
+import contextlib, functools, hashlib, io, math, operator, os, re, sys, time
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from numbers import Integral, Real
@@ -63,44 +54,24 @@ class Config:
     device: str = "auto"       # "auto", "cpu", "cuda", "cuda:1", ...
     precision: str = "float32"  # or "tf32", "bfloat16", "float16"
     compile: bool = False      # torch.compile the network
-
-    def __post_init__(self) -> None:
-        for name, value in _checked(self).items():
-            object.__setattr__(self, name, value)
+    def __post_init__(self) -> None: _make_plain(self)
 
 # %% ../nbs/core/04_training.ipynb #f5137921
-PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
-_KINDS: dict[str, tuple] = {
-    "int": ((Integral, int, "an int"), "seed epochs batch_size depth"),
-    "float": ((Real, float, "a number"),
-              "alpha eta hold_out lr momentum weight_decay"),
-    "bool": (((bool, np.bool_), bool, "True or False"),
-             "hold_out_noisy compile"),
-    "str": (((str, Path), str, "a string"),
-            "dataset loss noise device precision"),
-    "int or None": ((Integral, int, "an int or None"),
-                    "train_per_class test_per_class"),
-}
+_KINDS: list[tuple] = [  # accepted types, plain type, in words, fields
+    (Integral, int, "an int", "seed epochs batch_size depth"),
+    (Real, float, "a number", "alpha eta hold_out lr momentum weight_decay"),
+    ((bool, np.bool_), bool, "True or False", "hold_out_noisy compile"),
+    ((str, Path), str, "a string", "dataset loss noise device precision"),
+    (Integral, int, "an int or None", "train_per_class test_per_class"),
+]
 
-def _checked(config: Config) -> dict[str, Any]:
-    "The fields as plain values; refuse what cannot be run"
-    plain: dict[str, Any] = {"milestones": _milestones(config.milestones)}
-    for kind, ((accepted, convert, words), names) in _KINDS.items():
-        for name in names.split():
-            value = getattr(config, name)
-            if value is None and kind == "int or None":
-                plain[name] = None
-                continue
-            number = isinstance(value, (bool, np.bool_)) and kind != "bool"
-            if number or not isinstance(value, accepted):
-                raise ValueError(f"{name}: got {value!r}, expected {words}")
-            plain[name] = convert(value)
-    plain["eta"] += 0.0  # -0.0 is 0.0
-    for name, (right, allowed) in _RULES.items():
-        if plain[name] is not None and not right(plain[name]):
-            raise ValueError(f"{name}: got {plain[name]!r}, "
-                             f"expected {allowed}")
-    return plain
+def _plain_value(name: str, value: Any, accepted, plain: type, words: str):
+    "A field's value in its plain type"
+    if value is None and words.endswith("None"): return None
+    flag = isinstance(value, (bool, np.bool_)) and plain is not bool
+    if flag or not isinstance(value, accepted):
+        raise ValueError(f"{name}: got {value!r}, expected {words}")
+    return plain(value)
 
 def _milestones(value) -> Optional[tuple[int, ...]]:
     "Milestones as a tuple, or None"
@@ -112,6 +83,8 @@ def _milestones(value) -> Optional[tuple[int, ...]]:
     return plain
 
 # %% ../nbs/core/04_training.ipynb #609425df
+PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
+
 def _one_of(names) -> tuple:
     "The rule that a value is one of these"
     return names.__contains__, f"one of {', '.join(names)}"
@@ -133,17 +106,31 @@ _RULES: dict[str, tuple] = {
                "auto, cpu, cuda or cuda:0, cuda:1, ..."),
 }
 
+# %% ../nbs/core/04_training.ipynb #1c24f285
+def _make_plain(config: Config) -> None:
+    "Give every field a plain value; refuse what cannot be run"
+    plain: dict[str, Any] = {"milestones": _milestones(config.milestones)}
+    for *kind, names in _KINDS:
+        for name in names.split():
+            plain[name] = _plain_value(name, getattr(config, name), *kind)
+    plain["eta"] += 0.0  # -0.0 is 0.0
+    for name, (right, allowed) in _RULES.items():
+        if plain[name] is not None and not right(plain[name]):
+            raise ValueError(f"{name}: got {plain[name]!r}, "
+                             f"expected {allowed}")
+    for name, value in plain.items(): object.__setattr__(config, name, value)
+
 # %% ../nbs/core/04_training.ipynb #8c5a6724
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(epochs=256),
-    "cpu": dict(epochs=16, device="cpu"),
+    "cpu": dict(epochs=40, device="cpu"),
     "digits": dict(train_per_class=50, epochs=40, batch_size=32, depth=8),
     "smoke": dict(train_per_class=100, test_per_class=20, batch_size=32,
                   depth=8),
 }
 CPU_SIZES = {  # training and test images per class, epochs
-    "cifar100": (100, 50, 30), "cifar10": (1000, 500, 30),
-    "mnist": (500, 500, 16), "svhn": (None, None, 16)}
+    "cifar100": (50, 20, 40), "cifar10": (500, 200, 40),
+    "mnist": (200, 100, 40), "svhn": (400, 100, 32)}
 
 # %% ../nbs/core/04_training.ipynb #b41e2c7a
 def preset(
@@ -204,6 +191,7 @@ class Task:
     std: Tensor
     fingerprint: str     # of images and labels, to resume on the same
 
+# %% ../nbs/core/04_training.ipynb #2cb43065
 def make_task(
     config: Config,
     root: Union[str, Path, None] = None,  # of the data
@@ -219,11 +207,14 @@ def make_task(
     if (std == 0).any():
         raise DataError(f"{data.name}: channel {int(std.argmin())} is the "
                         "same everywhere, expected something to learn from")
+    return Task(data, noisy, kept, held, mean, std, _fingerprint(
+        data.train_images, noisy.labels, data.test_images, data.test_labels))
+
+def _fingerprint(*tensors: Tensor) -> str:
+    "SHA-256 of the content of tensors"
     digest = hashlib.sha256()
-    for tensor in (data.train_images, noisy.labels, data.test_images,
-                   data.test_labels):
-        digest.update(tensor.numpy().tobytes())
-    return Task(data, noisy, kept, held, mean, std, digest.hexdigest())
+    for tensor in tensors: digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
 
 # %% ../nbs/core/04_training.ipynb #cc8d70c0
 def calibration_error(
@@ -273,6 +264,7 @@ def pick_device(name: str) -> torch.device:
                          "expected cpu or auto")
     return device
 
+# %% ../nbs/core/04_training.ipynb #5e96dbc5
 def _precision(config: Config, device: torch.device):
     "Autocast context and gradient scaler of this precision"
     if config.precision == "tf32" and device.type != "cuda":
@@ -358,19 +350,29 @@ def train_epoch(
     for batch, i in epoch_batches(
             parts.train, config.batch_size,
             stream(config.seed, "batches", epoch)):
-        labels, wrong = parts.labels[i], parts.wrong[i]
-        with parts.autocast: logits = parts.model(batch).float()
-        loss = parts.criterion(logits, labels)
-        parts.optimizer.zero_grad()
-        parts.scaler.scale(loss).backward()
-        parts.scaler.step(parts.optimizer)
-        parts.scaler.update()
-        predicted = logits.detach().argmax(1)
-        given, true = predicted == labels, predicted == parts.true_labels[i]
-        tally += torch.stack([loss.detach() * len(i), given.sum(),
-                              (given & ~wrong).sum(), (given & wrong).sum(),
-                              (true & wrong).sum()])
+        loss, logits = _step(parts, batch, parts.labels[i])
+        tally += _count_labels(parts, i, loss, logits.argmax(1))
     return _rates(tally, len(parts.train), int(parts.wrong.sum()))
+
+# %% ../nbs/core/04_training.ipynb #ae8000e8
+def _step(parts: Parts, batch: Tensor, labels: Tensor):
+    "A step of the optimiser; the loss and the logits it was made from"
+    with parts.autocast: logits = parts.model(batch).float()
+    loss = parts.criterion(logits, labels)
+    parts.optimizer.zero_grad()
+    parts.scaler.scale(loss).backward()
+    parts.scaler.step(parts.optimizer)
+    parts.scaler.update()
+    return loss.detach(), logits.detach()
+
+# %% ../nbs/core/04_training.ipynb #3f7e254e
+def _count_labels(parts: Parts, i: Tensor, loss: Tensor, predicted: Tensor):
+    "The tallies of a batch"
+    labels, wrong = parts.labels[i], parts.wrong[i]
+    given, true = predicted == labels, predicted == parts.true_labels[i]
+    return torch.stack([loss * len(i), given.sum(),
+                        (given & ~wrong).sum(), (given & wrong).sum(),
+                        (true & wrong).sum()])
 
 # %% ../nbs/core/04_training.ipynb #c2f1f7fa
 def _rates(tally: Tensor, n: int, wrong: int) -> dict[str, Any]:
@@ -467,6 +469,7 @@ def load_checkpoint(path: Path, config: Config) -> dict:
         "remove it or choose another path")
     return state
 
+# %% ../nbs/core/04_training.ipynb #eaf7044c
 def _plain(config: Config) -> dict:
     "The configuration as plain values"
     return {k: list(v) if isinstance(v, tuple) else v

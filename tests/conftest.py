@@ -1,6 +1,7 @@
 """What several tests share."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -9,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tce_nb.records import make_record, write_record
 from tce_nb.sweep import plan
+from tce_nb.training import Run, make_task
 
 ROOT = Path(__file__).parents[1]
 SKIP = {".venv", "_build", ".pytest_cache", ".mypy_cache", "__pycache__", ".hypothesis", "tce_nb.egg-info"}
@@ -36,6 +39,7 @@ def clone(tmp_path):
 
 
 BIN = Path(sysconfig.get_path("scripts"))
+CHAPTERS = re.findall(r"(?:file|root): (\S+)", (ROOT/"_toc.yml").read_text())
 TINY = dict(train_per_class=8, test_per_class=4, epochs=12, device="cpu")
 SET = ["--set", *(f"{k}={v}" for k, v in TINY.items())]
 SWEEP = ["sweep", "--preset", "smoke", "--seeds", "1", "--workers", "2", *SET]
@@ -84,3 +88,27 @@ def save_npz(path, seed=0):
     np.savez(path, train_images=images, train_labels=np.arange(40) % 2,
              test_images=images[:8], test_labels=np.arange(8) % 2)
     return str(path)
+
+
+def make_up_digits(folder):
+    "Records of the comparison on digits, with numbers made up for this test"
+    for job in plan("digits", seeds=3):
+        accuracy = {"ce": 0.80, "tce": 0.85}[job.config.loss] + job.config.seed / 100
+        history = [dict(epoch=epoch, test_accuracy=accuracy, val_accuracy=0.5, seconds=1.0,
+                        images_per_second=1.0) for epoch in range(1, job.config.epochs + 1)]
+        task = make_task(job.config)
+        write_record(make_record(Run(job.config, history, task.noisy.wrong_rate, task=task)), folder)
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory):
+    "The folder of the built pages; a warning fails the build"
+    out = tmp_path_factory.mktemp("book with a space")
+    shutil.copytree(ROOT/"results", out/"results", ignore=shutil.ignore_patterns("digits-*", "work"))
+    make_up_digits(out/"results")
+    result = subprocess.run(
+        [str(BIN/"jupyter-book"), "build", ".", "-n", "-W", "--keep-going", "--path-output", str(out)],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "TCE_RESULTS": str(out/"results")})
+    assert result.returncode == 0, result.stdout
+    return out/"_build"/"html"

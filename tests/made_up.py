@@ -1,9 +1,9 @@
 """Records of runs that never were, to see the pages and the audit filled."""
 from types import SimpleNamespace
 
-from tce_nb.records import loss_name, make_record, write_record
+from tce_nb.records import make_record, write_record
 from tce_nb.sweep import image_counts
-from tce_nb.training import Run, drops
+from tce_nb.training import Run, drops, learning_rate
 
 
 def accuracy_of(config):
@@ -18,7 +18,7 @@ def history_of(config):
     for epoch in range(1, config.epochs + 1):
         share = 0.8 * epoch / drop if epoch < drop else 1 - 0.05 * (epoch - drop) / config.epochs
         accuracy = accuracy_of(config) * share
-        rows.append(dict(epoch=epoch, lr=0.1, train_loss=1.0, test_accuracy=accuracy, clean_accuracy=accuracy,
+        rows.append(dict(epoch=epoch, lr=learning_rate(config, epoch), train_loss=1.0, test_accuracy=accuracy, clean_accuracy=accuracy,
                          memorised=0.1, corrected=0.3, seconds=2.0, images_per_second=250.0,
                          **({"val_accuracy": accuracy} if config.hold_out else {})))
     return rows
@@ -36,4 +36,3 @@ def make_up(jobs, folder):
             kept=range(trained - held), held=range(held))
         run = Run(config, history_of(config), config.eta * (1 - 1 / classes), task=task)
         write_record(make_record(run, selected=drops(config)[0]), folder)
-    return {loss_name(job.config.loss, job.config.alpha) for job in jobs}

@@ -1,42 +1,12 @@
 """The book builds without a warning, and its pages are what readers expect."""
-import os
 import re
-import shutil
 import subprocess
 from html import unescape
-from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT
-from tce_nb.records import make_record, write_record
-from tce_nb.sweep import plan
-from tce_nb.training import Run, make_task
+from conftest import BIN, CHAPTERS, ROOT
 
-pytestmark = pytest.mark.xdist_group("book")  # one build serves all
-
-
-def make_up_digits(folder):
-    "Records of the comparison on digits, with numbers made up for this test"
-    for job in plan("digits", seeds=3):
-        accuracy = {"ce": 0.80, "tce": 0.85}[job.config.loss] + job.config.seed / 100
-        history = [dict(epoch=epoch, test_accuracy=accuracy, val_accuracy=0.5, seconds=1.0,
-                        images_per_second=1.0) for epoch in range(1, job.config.epochs + 1)]
-        task = make_task(job.config)
-        write_record(make_record(Run(job.config, history, task.noisy.wrong_rate, task=task)), folder)
-
-
-@pytest.fixture(scope="module")
-def book(tmp_path_factory):
-    "The folder of the built pages; a warning fails the build"
-    out = tmp_path_factory.mktemp("book with a space")
-    shutil.copytree(ROOT/"results", out/"results", ignore=shutil.ignore_patterns("digits-*", "work"))
-    make_up_digits(out/"results")
-    result = subprocess.run(
-        [str(BIN/"jupyter-book"), "build", ".", "-n", "-W", "--keep-going", "--path-output", str(out)],
-        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "TCE_RESULTS": str(out/"results")})
-    assert result.returncode == 0, result.stdout
-    return out/"_build"/"html"
+pytestmark = pytest.mark.xdist_group("book")  # one build serves this file and test_browser
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +21,10 @@ def text_of(page):
 
 
 def test_every_chapter_is_there(pages):
-    listed = re.findall(r"(?:file|root): (\S+)", (ROOT/"_toc.yml").read_text())
-    assert set(pages) == {f"{name}.html" for name in listed}
+    assert set(pages) == {f"{name}.html" for name in CHAPTERS}
     sources = {p.relative_to(ROOT).with_suffix("").as_posix() for p in (ROOT/"nbs").rglob("*")
                if p.suffix in (".ipynb", ".md") and ".ipynb_checkpoints" not in p.parts}
-    assert sources == set(listed)
+    assert sources == set(CHAPTERS)
 
 
 def test_the_first_page_shows_the_comparison_on_digits(pages):

@@ -50,7 +50,7 @@ def test_the_same_run_has_the_same_name(change):
 
 def test_names_do_not_change_from_version_to_version():
     "If this fails, every record of the project has lost its name"
-    config = preset("cpu", dataset="cifar100", loss="ce", eta=0.4, hold_out=0.1)
+    config = Config("cifar100", 100, 50, loss="ce", eta=0.4, hold_out=0.1, epochs=30, device="cpu")
     assert run_name(config) == "cifar100-ce-eta0.4-select-seed0-d2baeca10b06"
 
 

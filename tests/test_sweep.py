@@ -177,8 +177,8 @@ def test_the_plan_is_the_papers_protocol():
 def test_sizes_of_the_cpu_preset():
     sizes = {j.config.dataset: (j.config.train_per_class, j.config.test_per_class, j.config.epochs)
              for j in plan("cpu")}
-    assert sizes == dict(cifar100=(100, 50, 30), cifar10=(1000, 500, 30), mnist=(500, 500, 16),
-                         svhn=(None, None, 16))
+    assert sizes == dict(cifar100=(50, 20, 40), cifar10=(500, 200, 40), mnist=(200, 100, 40),
+                         svhn=(400, 100, 32))
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -240,7 +240,7 @@ def test_closing_ends_what_has_just_begun(tmp_path):
 
 def test_images_are_counted_without_loading(tmp_path, flat):
     assert image_counts(preset("paper", dataset="svhn"), tmp_path) == (73_257, 26_032)
-    assert image_counts(preset("cpu", dataset="cifar100"), tmp_path) == (10_000, 5_000)
+    assert image_counts(preset("cpu", dataset="cifar100"), tmp_path) == (5_000, 2_000)
     assert image_counts(Config(dataset=str(flat))) == (40, 40)
 
 
