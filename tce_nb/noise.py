@@ -5,15 +5,19 @@
 # %% ../nbs/core/01_noise.ipynb #7ac8c00a
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Callable, Union
+from pathlib import Path
+from typing import Any, Callable, Mapping, Optional, Union
 
 import torch
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['NOISES', 'NoisyLabels', 'uniform_including_true', 'uniform_excluding_true', 'add_noise']
+__all__ = ['CIFAR10', 'CIFAR10_FLIPS', 'CIFAR100_SUPER_CLASSES', 'CIFAR100', 'CIFAR100_FLIPS', 'HUMAN_LABELS', 'NOISES',
+           'NoisyLabels', 'uniform_including_true', 'uniform_excluding_true', 'transition_matrix', 'pair_flip',
+           'class_dependent', 'from_transition', 'instance_dependent', 'human', 'check_noise_name', 'add_noise']
 
 # %% ../nbs/core/01_noise.ipynb #c38f3c08
 @dataclass(frozen=True)
@@ -73,15 +77,16 @@ def _generator(seed: _Seed) -> torch.Generator:
     return seed
 
 # %% ../nbs/core/01_noise.ipynb #52e4e386
-def _as_tensor(labels) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    "A copy of the labels as a CPU tensor, and the way back to their kind"
-    if isinstance(labels, Tensor):
-        return labels.detach().cpu().clone(), lambda x: x.to(labels.device)
-    if not hasattr(labels, "__array__"):
-        raise TypeError(f"labels: got {type(labels).__name__}, "
+def _as_tensor(values, name: str = "labels"
+               ) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    "A copy of the values as a CPU tensor, and the way back to their kind"
+    if isinstance(values, Tensor):
+        return values.detach().cpu().clone(), lambda x: x.to(values.device)
+    if not hasattr(values, "__array__"):
+        raise TypeError(f"{name}: got {type(values).__name__}, "
                         "expected a Tensor or a NumPy array")
     import numpy as np
-    array = np.array(labels)
+    array = np.array(values)
     native = array.astype(array.dtype.newbyteorder("="))
     return torch.from_numpy(native), lambda x: x.numpy()
 
@@ -129,21 +134,394 @@ def uniform_excluding_true(
         return (old + shift) % num_classes
     return _replace(labels, eta, num_classes, seed, draw)
 
+# %% ../nbs/core/01_noise.ipynb #31e900a6
+def transition_matrix(
+    noisy: NoisyLabels,
+    num_classes: int,  # K
+):                     # K x K of float64, of the labels' kind
+    "The share of each true class (row) that reads as each class (column)"
+    (true, back), (new, _) = map(_as_tensor, (noisy.true_labels,
+                                              noisy.labels))
+    for labels in (true, new): _check_noise(labels, 0, num_classes)
+    pairs = true.flatten().long() * num_classes + new.flatten().long()
+    counts = torch.bincount(pairs, minlength=num_classes ** 2)
+    counts = counts.view(num_classes, num_classes).double()
+    return back(counts / counts.sum(1, keepdim=True).clamp(min=1))
+
+# %% ../nbs/core/01_noise.ipynb #cbad9c11
+def pair_flip(
+    labels,            # integer Tensor or NumPy array; never changed
+    eta: float,        # share of labels to replace, 0 to 1
+    num_classes: int,  # K, at least 2
+    seed: _Seed,       # an int or a CPU torch.Generator
+) -> NoisyLabels:
+    "Replace labels by the next class, and the last class by the first"
+    def draw(old, num_classes, generator): return (old + 1) % num_classes
+    return _replace(labels, eta, num_classes, seed, draw)
+
+# %% ../nbs/core/01_noise.ipynb #c17c24f1
+CIFAR10 = ("airplane automobile bird cat deer "
+           "dog frog horse ship truck").split()
+CIFAR10_FLIPS = {CIFAR10.index(old): CIFAR10.index(new) for old, new in (
+    ("truck", "automobile"), ("bird", "airplane"), ("deer", "horse"),
+    ("cat", "dog"), ("dog", "cat"))}
+
+# %% ../nbs/core/01_noise.ipynb #dd0d308c
+CIFAR100_SUPER_CLASSES = [five.split() for five in """
+    beaver dolphin otter seal whale
+    aquarium_fish flatfish ray shark trout
+    orchid poppy rose sunflower tulip
+    bottle bowl can cup plate
+    apple mushroom orange pear sweet_pepper
+    clock keyboard lamp telephone television
+    bed chair couch table wardrobe
+    bee beetle butterfly caterpillar cockroach
+    bear leopard lion tiger wolf
+    bridge castle house road skyscraper
+    cloud forest mountain plain sea
+    camel cattle chimpanzee elephant kangaroo
+    fox porcupine possum raccoon skunk
+    crab lobster snail spider worm
+    baby boy girl man woman
+    crocodile dinosaur lizard snake turtle
+    hamster mouse rabbit shrew squirrel
+    maple_tree oak_tree palm_tree pine_tree willow_tree
+    bicycle bus motorcycle pickup_truck train
+    lawn_mower rocket streetcar tank tractor
+""".strip().splitlines()]
+
+# %% ../nbs/core/01_noise.ipynb #4a446d6d
+CIFAR100 = sorted(name for five in CIFAR100_SUPER_CLASSES for name in five)
+CIFAR100_FLIPS = {
+    CIFAR100.index(old): CIFAR100.index(new)
+    for five in CIFAR100_SUPER_CLASSES
+    for old, new in zip(five, five[1:] + five[:1])}
+
+# %% ../nbs/core/01_noise.ipynb #2b6e318e
+def class_dependent(
+    labels,            # integer Tensor or NumPy array; never changed
+    eta: float,        # share of labels to look up in the map, 0 to 1
+    num_classes: int,  # K, at least 2
+    seed: _Seed,       # an int or a CPU torch.Generator
+    flips: Optional[Mapping[int, int]] = None,  # class: what it is taken for
+) -> NoisyLabels:      # default: the map of CIFAR-10 or CIFAR-100
+    "Replace labels by the class they are mistaken for, if there is one"
+    flips = _check_flips(flips, num_classes)
+    def draw(old, num_classes, generator):
+        mistaken = torch.arange(num_classes, device="cpu")
+        for here, there in flips.items(): mistaken[here] = there
+        return mistaken[old]
+    return _replace(labels, eta, num_classes, seed, draw)
+
+# %% ../nbs/core/01_noise.ipynb #4c592d38
+def _check_flips(flips: Optional[Mapping[int, int]],
+                 num_classes: int) -> Mapping[int, int]:
+    "The map of classes, refused unless it stays within them"
+    if flips is None:
+        if num_classes == 10: return CIFAR10_FLIPS
+        if num_classes == 100: return CIFAR100_FLIPS
+        raise ValueError(f"num_classes: got {num_classes!r}, expected 10 or "
+                         "100 as in CIFAR, or a map of your own in flips")
+    if not isinstance(flips, Mapping):
+        raise TypeError(f"flips: got {type(flips).__name__}, expected a "
+                        "mapping from class to class")
+    for label in (*flips, *flips.values()):
+        if not _is(Integral, label) or not 0 <= label < num_classes:
+            raise ValueError(f"flips: got class {label!r}, expected "
+                             f"0 to {num_classes - 1}")
+    return flips
+
+# %% ../nbs/core/01_noise.ipynb #90f0e72b
+def from_transition(
+    labels,       # integer Tensor or NumPy array; never changed
+    matrix,       # K x K, rows sum to 1: true class to noisy class
+    seed: _Seed,  # an int or a CPU torch.Generator
+) -> NoisyLabels:
+    "Draw every label anew, from the row of its class"
+    rows = _check_matrix(matrix)
+    true_labels, back = _as_tensor(labels)
+    _check_noise(true_labels, 1, len(rows))
+    new = _draw(rows[true_labels.flatten().long()], _generator(seed))
+    new = new.to(true_labels.dtype).view(true_labels.shape)
+    touched = torch.ones_like(true_labels, dtype=torch.bool)
+    return NoisyLabels(back(new), back(true_labels), back(touched))
+
+def _draw(rows: Tensor, generator: torch.Generator) -> Tensor:
+    "One class for each row of probabilities, never one of probability 0"
+    edges = rows.cumsum(1)
+    edges = edges / edges[:, -1:]  # the last one is 1, to the bit
+    level = torch.rand(len(rows), 1, generator=generator, device="cpu",
+                       dtype=torch.float64)
+    return (edges <= level).sum(1)
+
+# %% ../nbs/core/01_noise.ipynb #af024f9c
+def _check_matrix(matrix) -> Tensor:
+    "A row-stochastic matrix as float64 on the CPU"
+    try: rows = torch.as_tensor(matrix, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"matrix: got {type(matrix).__name__}, expected "
+                        "K x K numbers") from None
+    if rows.dim() != 2 or len(rows) != rows.shape[1] or len(rows) < 2:
+        raise ValueError(f"matrix: got shape {tuple(rows.shape)}, expected "
+                         "K x K with K >= 2")
+    for number, row in enumerate(rows):
+        if not (row >= 0).all() or not abs(row.sum().item() - 1) <= 1e-6:
+            raise ValueError(
+                f"matrix: got row {number} with the smallest entry "
+                f"{row.min().item():g} and the sum {row.sum().item():g}, "
+                "expected entries >= 0 that sum to 1")
+    return rows
+
+# %% ../nbs/core/01_noise.ipynb #1cbd572c
+def instance_dependent(
+    labels,            # N integers, Tensor or NumPy array; never changed
+    eta: float,        # centre of the images' flip rates; 0 is no noise
+    num_classes: int,  # K, at least 2
+    seed: _Seed,       # an int or a CPU torch.Generator
+    images,            # N x ..., the labels' images; never changed
+) -> NoisyLabels:
+    "Flip labels to classes that depend on the image (Xia et al. 2020)"
+    true_labels, back = _as_tensor(labels)
+    _check_noise(true_labels, eta, num_classes)
+    pixels = _check_images(images, true_labels)
+    generator = _generator(seed)
+    rates = _flip_rates(len(pixels), float(eta), generator)
+    touched = torch.rand(len(pixels), generator=generator, device="cpu",
+                         dtype=torch.float64) < rates
+    noisy = true_labels.to(torch.int64, copy=True)
+    noisy[touched] = _lookalikes(pixels, noisy, touched, num_classes,
+                                 generator)
+    return NoisyLabels(back(noisy.to(true_labels.dtype)), back(true_labels),
+                       back(touched))
+
+# %% ../nbs/core/01_noise.ipynb #3486ca1a
+def _check_images(images, labels: Tensor) -> Tensor:
+    "The images as rows of pixels on the CPU, one for each label"
+    pixels, _ = _as_tensor(images, "images")
+    if labels.dim() != 1 or pixels.dim() < 2 or len(pixels) != len(labels):
+        raise ValueError(f"images: got shape {tuple(pixels.shape)} for labels "
+                         f"of shape {tuple(labels.shape)}, expected N x ... "
+                         "and N")
+    if pixels.is_complex() or not pixels.isfinite().all():
+        raise ValueError("images: got pixels that are complex, infinite or "
+                         "nan, expected real numbers")
+    return pixels.flatten(1)
+
+def _flip_rates(n: int, eta: float, generator: torch.Generator) -> Tensor:
+    "Rates from a normal around `eta` of width 0.1, cut off at 0 and 1"
+    level = torch.rand(n, generator=generator, device="cpu",
+                       dtype=torch.float64)
+    if eta == 0: return torch.zeros_like(level)
+    low, high = torch.special.ndtr(level.new_tensor([-eta, 1 - eta]) / 0.1)
+    rates = eta + 0.1 * torch.special.ndtri(low + level * (high - low))
+    return rates.clamp(0, 1)
+
+# %% ../nbs/core/01_noise.ipynb #c71a7139
+def _lookalikes(pixels: Tensor, labels: Tensor, touched: Tensor,
+                num_classes: int, generator: torch.Generator) -> Tensor:
+    "For each touched image a class other than its own, by its projection"
+    mean, std = _mean_and_std(pixels)
+    scores = torch.zeros(len(pixels), num_classes, dtype=torch.float64,
+                         device="cpu")
+    for label in range(num_classes):
+        projection = torch.randn(
+            pixels.shape[1], num_classes, generator=generator, device="cpu",
+            dtype=torch.float64)
+        here = touched & (labels == label)
+        scores[here] = (pixels[here].double() - mean) / std @ projection
+        scores[here, label] = -torch.inf
+    return _draw(scores[touched].softmax(1), generator)
+
+def _mean_and_std(pixels: Tensor) -> tuple[float, float]:
+    "Of all pixels together, in parts that fit into memory; std is never 0"
+    parts, count = pixels.split(1024), max(1, pixels.numel())
+    mean = sum(part.double().sum().item() for part in parts) / count
+    square = sum((part.double() - mean).square().sum().item()
+                 for part in parts) / count
+    return mean, square ** 0.5 or 1.0
+
+# %% ../nbs/core/01_noise.ipynb #521b2157
+HUMAN_LABELS = ("aggre_label", "worse_label", "random_label1",
+                "random_label2", "random_label3",  # of CIFAR-10N
+                "noisy_label")                     # of CIFAR-100N
+
+def human(
+    path: Union[str, Path],  # CIFAR-10_human.pt, or an .npz of its arrays
+    labels,                  # the true labels; never changed
+    column: str,             # one of `HUMAN_LABELS`
+) -> NoisyLabels:
+    "Labels that people gave, from a file whose true labels are these"
+    _check_column(column)
+    true_labels, back = _as_tensor(labels)
+    arrays = _read_arrays(Path(path))
+    clean, given = (_column(arrays, name, path)
+                    for name in ("clean_label", column))
+    _check_noise(true_labels, 1, 1 + max([1, *clean.tolist()]))
+    _check_human(true_labels.flatten().long(), clean, given, path, column)
+    given = given.to(true_labels.dtype).view(true_labels.shape)
+    touched = torch.ones_like(true_labels, dtype=torch.bool)
+    return NoisyLabels(back(given), back(true_labels), back(touched))
+
+# %% ../nbs/core/01_noise.ipynb #7523fb05
+def _check_human(true: Tensor, clean: Tensor, given: Tensor, path,
+                 column: str) -> None:
+    "Refuse labels that are not of these images, in this order"
+    if not len(true) == len(clean) == len(given):
+        raise ValueError(f"labels: got {len(true):,}, but {path} has "
+                         f"{len(clean):,} clean_label and {len(given):,} "
+                         f"{column}; expected all of them, in the same order")
+    differ = (true != clean).nonzero()[:, 0].tolist()
+    if differ:
+        at = differ[0]
+        raise ValueError(f"labels: got class {true[at]} at index {at}, but "
+                         f"clean_label of {path} is {clean[at]} there; "
+                         "expected the same images in the same order")
+    top = max(clean.tolist(), default=0)
+    bad = given[(given < 0) | (given > top)]
+    if len(bad):
+        raise ValueError(f"{column}: got class {bad[0]} in {path}, expected "
+                         f"0 to {top}, as in its clean_label")
+
+# %% ../nbs/core/01_noise.ipynb #7ad8f69e
+def _read_arrays(path: Path) -> Mapping:
+    "Named arrays from an .npz or .pt file, without running what is in it"
+    import numpy as np
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; expected human "
+                                "labels as published by CIFAR-N, or an .npz")
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file: return {**file}
+        if path.suffix == ".pt": return _read_pt(path)
+    except Exception as error: reason = str(error).split("\n")[0]
+    else: reason = "expected an .npz or .pt file"
+    source = (f"torch.load('{path.name}', weights_only=False)"
+              if path.suffix == ".pt" else
+              f"numpy.load('{path.name}', allow_pickle=True).item()")
+    raise ValueError(
+        f"{path}: not read, for it is damaged or cannot be opened safely "
+        f"({reason}); if you trust it, convert it once with "
+        f"numpy.savez('{path.stem}.npz', **{source})")
+
+# %% ../nbs/core/01_noise.ipynb #0a08f91b
+def _read_pt(path: Path) -> Mapping:
+    "What `torch.save` wrote, if it is made of plain data and NumPy integers"
+    import numpy as np
+    rebuild = np.empty(0).__reduce__()[0]  # its module moved with NumPy 2
+    names = ("numpy.core.multiarray._reconstruct",
+             "numpy._core.multiarray._reconstruct")
+    kinds = {type(np.dtype(code)) for code in "bBhHiIlLqQ"}
+    safe = [np.ndarray, np.dtype, *kinds, *((rebuild, n) for n in names)]
+    with torch.serialization.safe_globals(safe):  # type: ignore
+        arrays = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(arrays, Mapping):
+        raise ValueError(f"holds a {type(arrays).__name__}, not a dict")
+    return arrays
+
+# %% ../nbs/core/01_noise.ipynb #509d72f0
+def _column(arrays: Mapping, name: str, path) -> Tensor:
+    "One column of labels, flat, as int64"
+    import numpy as np
+    if name not in arrays:
+        raise ValueError(f"column: got {name!r}, but {path} has only "
+                         f"{', '.join(map(str, arrays))}")
+    array = np.asarray(arrays[name])
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{name}: got {array.dtype} in {path}, "
+                         "expected integers")
+    return torch.from_numpy(array.astype(np.int64)).flatten()
+
+# %% ../nbs/core/01_noise.ipynb #1556bdaf
+def _check_column(column: str) -> None:
+    "Refuse a column that no file of human labels has"
+    if column not in HUMAN_LABELS:
+        raise ValueError(f"column: got {column!r}, expected one of "
+                         f"{', '.join(HUMAN_LABELS)}"
+                         + _did_you_mean(column, HUMAN_LABELS))
+
+def _did_you_mean(name, known) -> str:
+    "The nearest of the known names, as the end of an error"
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
 # %% ../nbs/core/01_noise.ipynb #c2a50e0d
 NOISES: dict[str, Callable[..., NoisyLabels]] = {
     "uniform_including_true": uniform_including_true,
     "uniform_excluding_true": uniform_excluding_true,
+    "pair_flip": pair_flip,
+    "class_dependent": class_dependent,
+    "instance_dependent": instance_dependent,
 }
+_FILES = {"human": "human:FILE#COLUMN", "transition": "transition:FILE"}
+_ALSO_CALLED = {"symmetric": "uniform_excluding_true",
+                "asymmetric": "class_dependent"}
 
+# %% ../nbs/core/01_noise.ipynb #9895709d
+def check_noise_name(
+    noise: str,  # one of `NOISES`, human:FILE#COLUMN or transition:FILE
+) -> None:
+    "Refuse a name that `add_noise` would not know, saying what is near"
+    noise = str(noise)
+    kind, colon, place = noise.partition(":")
+    if noise in NOISES or kind == "transition" and place: return
+    if kind == "human" and place:
+        file, _, column = place.rpartition("#")
+        if file: return _check_column(column)
+    known = [*NOISES, *_FILES.values()]
+    meant = _ALSO_CALLED.get(noise, _FILES.get(kind, noise))
+    raise ValueError(f"noise: got {noise!r}, expected one of "
+                     f"{', '.join(known)}" + _did_you_mean(meant, known))
+
+# %% ../nbs/core/01_noise.ipynb #cea94e9d
 def add_noise(
-    noise: str,        # one of `NOISES`
+    noise: str,        # one of `NOISES`, human:FILE#COLUMN, transition:FILE
     labels,            # integer Tensor or NumPy array; never changed
-    eta: float,        # the noise ratio, 0 to 1
+    eta: float,        # the noise ratio, 0 to 1; with a file 1, or 0 for none
     num_classes: int,  # K, at least 2
-    seed: _Seed,        # an int or a CPU torch.Generator
+    seed: _Seed,       # an int or a CPU torch.Generator
+    images=None,       # of these labels, for noise that looks at them
+    root: Union[str, Path] = ".",  # where a FILE without a folder is
 ) -> NoisyLabels:
     "Add the noise of this name to labels"
-    if str(noise) not in NOISES:
-        raise ValueError(f"noise: got {noise!r}, "
-                         f"expected one of {', '.join(NOISES)}")
-    return NOISES[noise](labels, eta, num_classes, seed)
+    check_noise_name(noise)
+    kind, _, place = str(noise).partition(":")
+    if kind in _FILES:
+        return _from_file(kind, place, labels, eta, num_classes, seed, root)
+    if kind != "instance_dependent":
+        return NOISES[kind](labels, eta, num_classes, seed)
+    if images is None:
+        raise TypeError(f"images: got None, expected the images of the "
+                        f"labels, which {kind} noise looks at")
+    return instance_dependent(labels, eta, num_classes, seed, images)
+
+# %% ../nbs/core/01_noise.ipynb #e9b2453a
+def _from_file(kind: str, place: str, labels, eta: float, num_classes: int,
+               seed: _Seed, root: Union[str, Path]) -> NoisyLabels:
+    "Noise that is read from a file: all of it, or none"
+    _check_noise(_as_tensor(labels)[0], eta, num_classes)
+    if 0 < eta < 1:
+        raise ValueError(f"eta: got {eta!r}, expected 1 to take the noise of "
+                         f"{kind}:{place} as it is, or 0 for none")
+    if eta == 0: return uniform_including_true(labels, 0, num_classes, seed)
+    if kind == "human":
+        file, _, column = place.rpartition("#")
+        return human(Path(root)/file, labels, column)
+    matrix = _read_matrix(Path(root)/place)
+    if matrix.shape != (num_classes, num_classes):
+        raise ValueError(f"matrix: got shape {matrix.shape} in {place}, "
+                         f"expected {num_classes} x {num_classes}")
+    return from_transition(labels, matrix, seed)
+
+# %% ../nbs/core/01_noise.ipynb #3f52083f
+def _read_matrix(path: Path):
+    "A matrix that `numpy.save` wrote"
+    import numpy as np
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; expected a "
+                                "transition matrix saved with numpy.save")
+    try:
+        with path.open("rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{path}: got something else than a matrix saved "
+                         f"with numpy.save ({error})") from error
