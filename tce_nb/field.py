@@ -189,7 +189,7 @@ class TaylorCrossEntropyLoss(FieldLoss):
 
 # %% ../nbs/core/13_field.ipynb #ad0498cc
 def _focal(log_q: Tensor, gamma: float) -> Tensor:
-    "The focal loss of each class; 0 has a power below 1, but no slope"
+    "The focal loss of each class; the clamp keeps a root's slope finite"
     tiny = torch.finfo(log_q.dtype).tiny
     return -log_q * _missing(log_q).clamp(min=tiny) ** gamma
 
