@@ -1,0 +1,409 @@
+"""Every loss of the field, over the cross product of what it takes, against its equation written out."""
+import copy
+import math
+import pickle
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_losses import BACKENDS, DTYPES, REDUCTIONS, SHAPES, example, value_and_gradient
+from torch import nn
+from torch.testing import assert_close
+
+from tce_nb import LOSSES, get_loss
+
+TRANSITION = torch.tensor([[.6, .4, 0, 0, 0], [.1, .7, .1, .1, 0], [0, 0, 1, 0, 0],
+                           [.2, .2, .2, .2, .2], [.5, 0, 0, 0, .5]], dtype=torch.float64)
+NAMES = ["gce", "truncated_gce", "phuber", "taylor", "focal", "nce", "nfl", "rce", "sce", "nce_rce", "nce_mae",
+         "js", "bitempered", "smoothing", "bootstrap_soft", "bootstrap_hard", "forward"]
+OTHERS = [("gce", dict(exponent=0)), ("gce", dict(exponent=1)), ("truncated_gce", dict(threshold=0.1)),
+          ("phuber", dict(tau=10)), ("taylor", dict(order=6)), ("focal", dict(gamma=0.5)), ("nfl", dict(gamma=2)),
+          ("rce", dict(log_zero=math.log(1e-4))), ("sce", dict(alpha=6, beta=0.1)),
+          ("nce_rce", dict(alpha=10, beta=0.1)), ("nce_mae", dict(alpha=10)), ("js", dict(pi=0.3)),
+          ("bitempered", dict(t1=0.5, t2=4)), ("bitempered", dict(t1=1, t2=1.1)), ("bootstrap_hard", dict(beta=0.5))]
+CASES = [(name, {}) for name in NAMES] + OTHERS
+DISTANCES = ("rce", "sce", "nce_rce", "nce_mae", "js")  # all or part of it compares two distributions
+WEIGHT = torch.tensor([0.5, 0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
+
+
+def build(name, **options):
+    "Imported here, not above: importing adds the losses to those of every test"
+    import tce_nb.field  # noqa: F401
+    if name == "forward": options = dict(transition=TRANSITION, **options)
+    return get_loss(name, **options)
+
+
+def identify(case): return case if isinstance(case, str) else "-".join(f"{k}{v:g}" for k, v in case.items())
+
+
+each_case = pytest.mark.parametrize("name, settings", CASES, ids=identify)
+each_loss = pytest.mark.parametrize("name", NAMES)
+
+
+def probabilities(name, row, t2=1.2, **_):
+    "What the network says of one sample"
+    if name == "forward":
+        q = row.softmax(0)
+        return [sum(q[i].item() * TRANSITION[i, j].item() for i in range(5)) for j in range(5)]
+    if name != "bitempered" or t2 == 1: return row.softmax(0).tolist()
+    a, low, high = row.tolist(), max(row.tolist()), max(row.tolist()) + len(row) ** (t2 - 1) / (t2 - 1)
+    def tempered(norm): return [(1 + (t2 - 1) * (norm - x)) ** (-1 / (t2 - 1)) for x in a]
+    for _ in range(200):  # bisection
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(tempered(middle)) > 1 else (low, middle)
+    return tempered((low + high) / 2)
+
+
+def focal(q, gamma): return -(1 - q) ** gamma * math.log(q)
+
+
+def costs(name, q, **settings):
+    "The equations for a label, word for word: the cost of each class"
+    get, every = settings.get, range(len(q))
+    nce = [math.log(x) / sum(map(math.log, q)) for x in q]
+    entropy = -sum(x * math.log(x) for x in q)
+    def box_cox(x, t): return (1 - x ** t) / t if t else -math.log(x)
+    def huber(x, tau): return -math.log(x) if x > 1 / tau else math.log(tau) + 1 - tau * x
+    t1, gce, k = get("t1", 0.8), get("exponent", 0.7), get("threshold", 0.5)
+    soft, hard = get("beta", 0.95), get("beta", 0.8)
+    bregman = (1 - sum(x ** (2 - t1) for x in q)) / (2 - t1)
+    return {
+        "gce": lambda i: box_cox(q[i], gce),
+        "truncated_gce": lambda i: box_cox(max(q[i], k), gce),
+        "phuber": lambda i: huber(q[i], get("tau", 2)),
+        "taylor": lambda i: sum((1 - q[i]) ** n / n for n in range(1, get("order", 2) + 1)),
+        "focal": lambda i: focal(q[i], get("gamma", 2)),
+        "nce": lambda i: nce[i],
+        "nfl": lambda i: focal(q[i], get("gamma", 0.5)) / sum(focal(x, get("gamma", 0.5)) for x in q),
+        "sce": lambda i: -get("alpha", 0.1) * math.log(q[i]),
+        "nce_rce": lambda i: get("alpha", 1) * nce[i],
+        "nce_mae": lambda i: get("alpha", 1) * nce[i],
+        "bitempered": lambda i: box_cox(q[i], 1 - t1) - bregman,
+        "smoothing": lambda i: -math.log(q[i]),
+        "bootstrap_soft": lambda i: -soft * math.log(q[i]) + (1 - soft) * entropy,
+        "bootstrap_hard": lambda i: -hard * math.log(q[i]) - (1 - hard) * math.log(max(q)),
+        "forward": lambda i: -math.log(q[i]) if q[i] else math.inf,
+    }.get(name, lambda i: 0.0), every
+
+
+def distance(name, p, q, **settings):
+    "The equations for a distribution, word for word"
+    get = settings.get
+    def kl(a, b): return sum(x * math.log(x / y) for x, y in zip(a, b) if x > 0)
+    rce = -sum(x * (max(math.log(y), get("log_zero", -4)) if y else get("log_zero", -4)) for x, y in zip(q, p))
+    if name == "rce": return rce
+    if name in ("sce", "nce_rce"): return get("beta", 1) * rce
+    if name == "nce_mae": return get("beta", 1) * sum(abs(x - y) for x, y in zip(p, q)) / 2
+    if name != "js": return 0.0
+    pi = get("pi", 0.7)
+    m = [pi * x + (1 - pi) * y for x, y in zip(p, q)]
+    return (pi * kl(p, m) + (1 - pi) * kl(q, m)) / (-(1 - pi) * math.log(1 - pi))
+
+
+def reference(name, settings, logits, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
+    "One sample after the other, in float64"
+    dim = min(1, logits.dim() - 1)
+    k, soft = logits.shape[dim], target.shape == logits.shape
+    rows = logits.detach().double().movedim(dim, -1).reshape(-1, k)
+    targets = target.double().movedim(dim, -1).reshape(-1, k).tolist() if soft else target.reshape(-1).tolist()
+    w, losses, counted = [1.0] * k if weight is None else weight.tolist(), [], 0.0
+    for row, t in zip(rows, targets):
+        ignored = not soft and t == ignore_index
+        given = t if soft else [float(i == t) for i in range(k)]
+        p = [(1 - label_smoothing) * x + label_smoothing / k for x in given]
+        q = probabilities(name, row, **settings)
+        cost, every = costs(name, q, **settings)
+        linear = sum(w[i] * p[i] * cost(i) for i in every if p[i])
+        share = sum(w[i] * given[i] for i in every)
+        losses.append(0.0 if ignored else linear + share * distance(name, p, q, **settings))
+        counted += 1.0 if soft else 0.0 if ignored else w[t]
+    if reduction == "none":
+        shape = [n for i, n in enumerate(logits.shape) if i != dim]
+        return torch.tensor(losses, dtype=torch.float64).view(shape)
+    total = torch.tensor(math.fsum(losses), dtype=torch.float64)
+    return total if reduction == "sum" else total / torch.tensor(counted, dtype=torch.float64)
+
+
+@each_case
+@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
+def test_matches_its_equation(name, settings, soft):
+    for shape in SHAPES:
+        logits, target = example(shape, soft, torch.float64)
+        if not soft and target.numel() > 1: target.view(-1)[0] = -100
+        for weight, ignored, reduction, smoothing in product(
+                [None, WEIGHT], [-100] if soft else [-100, 1], REDUCTIONS, [0.0, 0.2]):
+            if not soft and ignored == 1: target = target.masked_fill(target == -100, 1)
+            options = dict(weight=weight, ignore_index=ignored, reduction=reduction, label_smoothing=smoothing)
+            assert_close(build(name, **settings, **options)(logits, target),
+                         reference(name, settings, logits, target, **options), equal_nan=True)
+
+
+@each_case
+@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
+def test_gradients_and_theirs_agree_with_finite_differences(name, settings, soft):
+    logits, target = example((3, 5), soft, torch.float64)
+    for smoothing in (0.0, 0.1):
+        loss = build(name, **settings, weight=torch.rand(5, dtype=torch.float64) + 0.1, label_smoothing=smoothing)
+        def of_logits(x): return loss(x, target)
+        assert torch.autograd.gradcheck(of_logits, logits)
+        assert torch.autograd.gradgradcheck(of_logits, logits)
+
+
+@each_case
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_extreme_logits_stay_finite(name, settings, dtype):
+    x = torch.tensor([[1e4, -1e4, 0.0, 5.0, 0.0], [-1e4, 1e4, 0.0, 1e4, 0.0], [0.0] * 5, [1e4] * 5],
+                     dtype=dtype, requires_grad=True)
+    soft = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0]).expand(4, 5)
+    for target, smoothing in product((torch.tensor([0, 0, 1, 2]), torch.tensor([1, 1, 2, 3]), soft), (0.0, 0.1)):
+        loss = build(name, **settings, label_smoothing=smoothing, reduction="none")
+        value, gradient = value_and_gradient(loss(x, target), x)
+        overflows = name == "sce" and dtype == torch.float16  # six times cross entropy
+        assert overflows or value.isfinite().all() or name == "forward"  # some of its labels cannot be
+        assert gradient.isfinite().all()
+
+
+@each_loss
+def test_masked_classes_have_no_gradient(name):
+    x = torch.tensor([[2.0, 0.0, -math.inf, 1.0, -math.inf]], requires_grad=True)
+    for target, smoothing in product((torch.tensor([0]), torch.tensor([2]), torch.tensor([[.5, .5, 0, 0, 0]])),
+                                     (0.0, 0.1)):
+        loss = build(name, label_smoothing=smoothing)(x, target)
+        _, gradient = value_and_gradient(loss, x)
+        assert not loss.isnan() and gradient.isfinite().all()
+
+
+def test_a_label_that_cannot_be_leaves_the_rest_alone():
+    "A column of zeros: no class is ever given this label"
+    never = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])
+    import tce_nb.field
+    loss = tce_nb.field.ForwardCorrectedLoss(never, reduction="none")
+    x = torch.randn(2, 3, requires_grad=True)
+    value, gradient = value_and_gradient(loss(x, torch.tensor([0, 2])), x)
+    assert value[0].isfinite() and value[1] > 1e30
+    assert gradient[0].abs().sum() > 0 and (gradient[1] == 0).all()
+
+
+@each_case
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_computed_in_32_bits(name, settings, dtype):
+    eps = torch.finfo(dtype).eps
+    for soft, weighted, smoothing in product((False, True), (False, True), (0.0, 0.1)):
+        logits, target = example((200, 5), soft, dtype)
+        weight = torch.linspace(0.1, 3, 5).to(dtype) if weighted else None
+        result = build(name, **settings, weight=weight, label_smoothing=smoothing)(logits, target)
+        wide = build(name, **settings, weight=weight.double() if weighted else None, label_smoothing=smoothing)
+        exact = wide(logits.double(), target.double() if soft else target)
+        assert result.dtype == dtype
+        assert_close(result.double(), exact, rtol=eps, atol=0)
+
+
+@each_loss
+def test_dtypes_mix_as_in_torch(name):
+    for a, b, c in product(DTYPES, repeat=3):
+        logits, target = example((6, 5), True, a)
+        weight = torch.rand(5).to(c)
+        theirs = F.cross_entropy(logits, target.to(b), weight)
+        assert build(name, weight=weight)(logits, target.to(b)).dtype == theirs.dtype
+        labels = torch.tensor([0, 1, 2, 3, 4, 0])
+        if a == c: assert build(name, weight=weight)(logits, labels).dtype == a
+
+
+@each_loss
+def test_autocast_returns_float32_and_trains(name):
+    net = nn.Linear(6, 5)
+    soft = torch.full((2, 5), 0.2, dtype=torch.bfloat16)
+    for target in (torch.tensor([0, 3]), soft):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = net(torch.randn(2, 6))
+            loss = build(name)(logits, target)
+            assert logits.dtype == torch.bfloat16 and loss.dtype == torch.float32
+        loss.backward()
+    assert net.weight.grad.isfinite().all()
+
+
+@each_loss
+def test_nothing_to_learn_from_is_as_in_torch(name):
+    x = torch.randn(4, 5, 2, requires_grad=True)
+    ignored = torch.full((4, 2), -100)
+    empty, none = torch.randn(0, 5, requires_grad=True), torch.zeros(0, dtype=torch.long)
+    for reduction in REDUCTIONS:
+        loss, theirs = build(name, reduction=reduction), nn.CrossEntropyLoss(reduction=reduction)
+        for logits, target in ((x, ignored), (empty, none)):
+            value, gradient = value_and_gradient(loss(logits, target), logits)
+            assert_close(value, theirs(logits, target), equal_nan=True)
+            assert (gradient == 0).all()
+
+
+@each_loss
+def test_ignored_samples_have_no_gradient_and_others_do(name):
+    logits, target = example((64, 5), soft=False)
+    for smoothing in (0.0, 0.1):
+        loss = build(name, ignore_index=2, label_smoothing=smoothing)
+        _, gradient = value_and_gradient(loss(logits, target), logits)
+        assert (target == 2).any() and (gradient[target == 2] == 0).all()
+        assert (gradient[target != 2] != 0).any()
+
+
+@each_loss
+def test_byte_labels_and_meta_tensors(name):
+    logits, target = example((6, 5), soft=False)
+    assert_close(build(name)(logits, target.byte()), build(name)(logits, target))
+    meta = build(name).to("meta")
+    assert meta(logits.to("meta"), target.to("meta")).is_meta
+
+
+@each_loss
+def test_compiles_without_graph_breaks(name):
+    for soft, smoothing in product((False, True), (0.0, 0.1)):
+        torch.compiler.reset()
+        loss = build(name, weight=torch.rand(5), ignore_index=-1 if soft else 1, label_smoothing=smoothing)
+        compiled = torch.compile(loss, fullgraph=True, backend=BACKENDS[0])
+        logits, target = example((16, 5), soft)
+        assert_close(*(value_and_gradient(f(logits, target), logits) for f in (compiled, loss)))
+
+
+@pytest.mark.parametrize("name", ["gce", "js", "bitempered"])
+def test_compiles_to_the_same_numbers(name):
+    torch.compiler.reset()
+    loss = build(name, ignore_index=1)
+    compiled = torch.compile(loss, fullgraph=True, backend=BACKENDS[-1])
+    logits, target = example((16, 5), soft=False)
+    assert_close(*(value_and_gradient(f(logits, target), logits) for f in (compiled, loss)))
+
+
+@each_loss
+@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
+def test_function_transforms(name, soft):
+    logits, target = example((6, 5), soft)
+    loss, logits = build(name), logits.detach()
+    assert_close(torch.func.vmap(loss)(logits, target), build(name, reduction="none")(logits, target))
+    x = logits.clone().requires_grad_()
+    whole, = torch.autograd.grad(build(name, reduction="sum")(x, target), x)
+    assert_close(torch.func.vmap(torch.func.grad(loss))(logits, target), whole)
+
+
+@each_loss
+def test_module_is_a_cross_entropy_loss(name):
+    weight = torch.rand(5)
+    loss = build(name, weight=weight, ignore_index=3, reduction="sum", label_smoothing=0.1)
+    logits, target = example((6, 5), soft=False)
+    assert isinstance(loss, nn.CrossEntropyLoss) and LOSSES[name] is type(loss)
+    assert loss.double().weight.dtype == torch.float64
+    for twin in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        assert_close(twin(logits, target), loss(logits, target))
+    before = logits.detach().clone(), target.clone()
+    loss(logits, target).backward()
+    assert torch.equal(logits, before[0]) and torch.equal(target, before[1])
+
+
+@each_loss
+def test_bad_input_is_named(name):
+    logits, target = example((4, 5), soft=False)
+    loss = build(name)
+    for arguments, kind, message in [
+            ((logits, target + 5), IndexError, "target: got class "),
+            ((logits, target[:3]), ValueError, "target: got shape (3,)"),
+            ((logits, target.float()), TypeError, "target: got torch.float32"),
+            ((logits.long(), target), TypeError, "input: got torch.int64")]:
+        with pytest.raises(kind) as error: loss(*arguments)
+        assert str(error.value).startswith(message)
+    for options, message in [(dict(reduction="avg"), "reduction: got 'avg'"),
+                             (dict(label_smoothing=2), "label_smoothing: got 2")]:
+        with pytest.raises(ValueError, match=message): build(name, **options)
+    with pytest.raises(ValueError, match="^weight: got 4 weights"):
+        build(name, weight=torch.ones(4))(logits, target)
+
+
+@pytest.mark.parametrize("name, setting, bad, allowed", [
+    ("gce", "exponent", [-0.1, 1.1, math.nan, True, "a", None], "a number from 0 to 1"),
+    ("truncated_gce", "exponent", [2], "a number from 0 to 1"),
+    ("truncated_gce", "threshold", [-1, 1.5], "a number from 0 to 1"),
+    ("phuber", "tau", [0.5, math.inf, -1], "a finite number >= 1"),
+    ("taylor", "order", [0, -1, 1.5, True, "2"], "an int >= 1"),
+    ("focal", "gamma", [-1, math.inf], "a finite number >= 0"),
+    ("nfl", "gamma", [-1], "a finite number >= 0"),
+    ("rce", "log_zero", [0, 1, -math.inf], "a number above -inf and below 0"),
+    ("sce", "alpha", [-1, math.nan], "a finite number >= 0"),
+    ("sce", "beta", [-1], "a finite number >= 0"),
+    ("nce_rce", "beta", [-1], "a finite number >= 0"),
+    ("nce_mae", "alpha", [-1], "a finite number >= 0"),
+    ("js", "pi", [0, 1, -0.5, 2], "a number above 0 and below 1"),
+    ("bitempered", "t1", [-0.1, 1.1], "a number from 0 to 1"),
+    ("bitempered", "t2", [0.9, math.inf], "a finite number >= 1"),
+    ("bootstrap_soft", "beta", [-0.1, 1.1], "a number from 0 to 1"),
+    ("bootstrap_hard", "beta", [-0.1, 1.1], "a number from 0 to 1"),
+])
+def test_bad_settings_are_named(name, setting, bad, allowed):
+    for value in bad:
+        with pytest.raises((TypeError, ValueError)) as error: build(name, **{setting: value})
+        assert str(error.value) == f"{setting}: got {value!r}, expected {allowed}"
+
+
+def test_misplaced_class_weights_are_named():
+    with pytest.raises(TypeError, match=r"^exponent: got torch.float32 of shape \(10,\), expected a number"):
+        build("gce", exponent=torch.ones(10))
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.int64(1), 1])
+def test_any_real_number_is_a_setting(value):
+    logits, target = example((4, 5), soft=False)
+    assert_close(build("gce", exponent=value)(logits, target), build("gce", exponent=float(value))(logits, target))
+
+
+@pytest.mark.parametrize("transition, message", [
+    (None, "got NoneType"), ([[1.0]], "got list"), (torch.eye(3).long(), "got torch.int64"),
+    (torch.ones(3), r"got shape \(3,\)"), (torch.ones(2, 3) / 3, r"got shape \(2, 3\)"),
+    (torch.tensor([[1.5, -0.5], [0.0, 1.0]]), "got an entry that is not >= 0"),
+    (torch.full((2, 2), math.nan), "got an entry that is not >= 0"),
+    (torch.tensor([[0.5, 0.5], [0.5, 0.6]]), "got row 1, which sums to 1.1, expected rows that sum to 1"),
+])
+def test_bad_transitions_are_named(transition, message):
+    from tce_nb.field import ForwardCorrectedLoss
+    with pytest.raises((TypeError, ValueError), match=f"^transition: {message}"): ForwardCorrectedLoss(transition)
+
+
+def test_a_transition_of_another_size_is_named():
+    with pytest.raises(ValueError, match="^input: got 4 classes, expected 5, as in transition"):
+        build("forward")(torch.randn(2, 4), torch.tensor([0, 1]))
+
+
+def test_all_are_registered_under_their_names():
+    from tce_nb.field import FIELD_LOSSES
+    assert list(FIELD_LOSSES) == NAMES and set(FIELD_LOSSES.items()) <= set(LOSSES.items())
+    with pytest.raises(TypeError, match="^alpha: got an argument that the loss 'gce' does not have"):
+        build("gce", alpha=1)
+    assert repr(build("sce")) == "SymmetricCrossEntropyLoss(alpha=0.1, beta=1.0, log_zero=-4.0)"
+
+
+@pytest.mark.parametrize("t", [1 + 1e-6, 1.05, 1.2, 2.0, 4.0])
+def test_tempered_softmax_sums_to_one(t):
+    from tce_nb.field import tempered_log_softmax
+    for dtype, classes, scale in product((torch.float32, torch.float64), (2, 10, 100, 1000), (0, 0.1, 1, 30, 1e4)):
+        x = scale * torch.randn(50, classes, dtype=dtype, generator=torch.Generator().manual_seed(classes))
+        total = tempered_log_softmax(x, 1, t).exp().sum(1)
+        assert_close(total, torch.ones_like(total), rtol=0, atol=10 * torch.finfo(dtype).eps * classes ** 0.5)
+    near = tempered_log_softmax(torch.arange(5.0), 0, 1 + 1e-9)
+    assert_close(near, torch.arange(5.0).log_softmax(0))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in DISTANCES])
+def test_probabilities_pay_the_expected_cost(name):
+    logits, target = example((6, 5), soft=True, dtype=torch.float64)
+    loss = build(name, reduction="none")
+    expected = sum(target[:, k] * loss(logits, torch.full((6,), k)) for k in range(5))
+    assert_close(loss(logits, target), expected)
+
+
+@pytest.mark.parametrize("name", NAMES[:-1])  # the matrix of the last has no symmetry
+def test_sample_weight_is_the_ratio_of_gradient_norms(name):
+    from tce_nb.field import sample_weight
+    q = torch.tensor([1e-3, 0.1, 0.4, 0.9], dtype=torch.float64)
+    weight = sample_weight(build(name), q, num_classes=5)
+    logits = torch.cat([q[:, None], ((1 - q) / 4)[:, None].expand(-1, 4)], 1).log().requires_grad_()
+    target = torch.zeros(4, dtype=torch.long)
+    ours, = torch.autograd.grad(build(name, reduction="sum")(logits, target), logits)
+    plain, = torch.autograd.grad(F.cross_entropy(logits, target, reduction="sum"), logits)
+    assert_close(ours, weight[:, None] * plain, rtol=1e-6, atol=1e-12)
