@@ -1,0 +1,175 @@
+"""Diagnosis against slow but obvious ways to compute the same, and on a real run."""
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import TINY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tce_nb.data import Images
+from tce_nb.diagnosis import (
+    START_WEIGHT, adaptive_calibration_error, average_precision, estimate_noise, label_weights, plot_confidence,
+    precision_recall, rank_labels, record_confidence, record_precision, reliability, risk_area, risk_coverage,
+    score_predictions, score_record, suggest_alpha)
+from tce_nb.noise import add_noise
+from tce_nb.records import make_record, read_record, write_record
+from tce_nb.training import calibration_error, predict, preset, train
+
+# few distinct values, so that ties, bin edges, 0 and 1 are common
+predictions = st.lists(st.tuples(st.sampled_from([0.0, 0.2, 1 / 3, 0.5, 0.8, 1.0]), st.booleans()),
+                       min_size=1, max_size=7)
+
+
+def tensors(pairs):
+    confidence, correct = zip(*pairs)
+    return torch.tensor(confidence, dtype=torch.float64), torch.tensor(correct)
+
+
+@settings(deadline=None)
+@given(predictions, st.integers(1, 9))
+def test_every_confidence_is_in_one_bin_of_equal_width(pairs, bins):
+    total = 0.0
+    for number in range(bins):  # bins are open to the left, but for the first
+        inside = [(c, r) for c, r in pairs if number < c * bins <= number + 1 or number == c == 0]
+        total += abs(sum(r - c for c, r in inside))
+    assert calibration_error(*tensors(pairs), bins).item() == pytest.approx(total / len(pairs))
+
+
+@settings(deadline=None)
+@given(predictions, st.integers(1, 9), st.randoms())
+def test_equal_confidence_may_come_in_any_order(pairs, bins, random):
+    mixed = random.sample(pairs, len(pairs))
+    for measure in (risk_area, lambda *p: adaptive_calibration_error(*p, bins)):
+        assert measure(*tensors(pairs)) == pytest.approx(measure(*tensors(mixed)), abs=1e-12)
+
+
+@settings(deadline=None)
+@given(predictions)
+def test_the_risk_is_the_mean_over_all_orders_of_ties(pairs):
+    areas = []
+    for order in itertools.permutations(range(len(pairs)), len(pairs)) if len(pairs) < 6 else ():
+        ranked = [pairs[i] for i in order]
+        if any(a[0] < b[0] for a, b in zip(ranked, ranked[1:])): continue
+        wrong = np.cumsum([not right for _, right in ranked])
+        areas.append((wrong / np.arange(1, len(pairs) + 1)).mean())
+    coverage, risk = risk_coverage(*tensors(pairs))
+    if areas: assert risk.mean().item() == pytest.approx(np.mean(areas))
+    assert coverage[-1] == 1 and risk[-1].item() == pytest.approx(1 - np.mean([r for _, r in pairs]))
+
+
+def test_bins_of_equal_mass_hold_everything():
+    confidence, correct = torch.rand(103), torch.rand(103) < 0.5
+    table = reliability(confidence, correct)
+    assert table.n.sum() == 103 and table.n.max() - table.n.min() == 1
+    assert table.confidence.is_monotonic_increasing
+    assert len(reliability(confidence[:4], correct[:4])) == 4  # no bin is empty
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_scores_of_any_precision_are_computed_in_double(dtype):
+    logits = torch.randn(50, 5).to(dtype).requires_grad_()
+    labels = torch.randint(5, (50,))
+    assert score_predictions(logits, labels) == score_predictions(logits.double(), labels)
+    assert label_weights(logits, labels).dtype == torch.float64
+    assert not label_weights(logits, labels).requires_grad
+
+
+def test_a_class_that_was_ruled_out_is_the_first_suspect():
+    logits = torch.tensor([[0.0, 1.0], [0.0, -math.inf], [0.0, 0.0]])
+    labels = torch.tensor([1, 1, 1])
+    assert label_weights(logits, labels)[1] == 0
+    assert rank_labels(logits, labels).tolist() == [1, 2, 0]
+    assert score_predictions(logits, labels)["nll"] == math.inf
+
+
+def test_average_precision_is_the_mean_precision_at_each_wrong_label():
+    weight, wrong = torch.rand(40), torch.rand(40) < 0.3
+    wrong[0] = True
+    order = weight.argsort()
+    at = [precision_recall(order, wrong, n)["precision"] for n in range(1, 41) if wrong[order[n - 1]]]
+    assert average_precision(weight, wrong) == pytest.approx(np.mean(at))
+    twice = average_precision(weight.repeat(2), wrong.repeat(2))
+    assert average_precision(weight, wrong, torch.full((40,), 2)) == pytest.approx(twice)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 10, 100])
+@pytest.mark.parametrize("eta", [0.0, 0.3, 0.8, 1.0])
+def test_a_network_without_mistakes_gives_the_noise_ratio(num_classes, eta):
+    labels = torch.arange(20_000) % num_classes
+    logits = 5 * F.one_hot(labels, num_classes) + torch.rand(20_000, num_classes)
+    noisy = add_noise("uniform_including_true", labels, eta, num_classes, seed=0)
+    guess = estimate_noise(logits, noisy.labels)
+    assert guess.eta == pytest.approx(eta, abs=0.03)
+    assert guess.low <= guess.eta <= guess.high <= 1
+    assert guess.wrong_rate == pytest.approx(noisy.wrong_rate, abs=0.03)
+    assert guess.disagreement == pytest.approx(noisy.wrong_rate)
+
+
+def test_a_network_that_knows_nothing_takes_everything_for_noise():
+    labels = torch.arange(1000) % 10
+    assert estimate_noise(torch.zeros(1000, 10), labels).eta == 1
+    assert estimate_noise(torch.randn(1000, 10), labels).eta > 0.85
+
+
+def test_more_classes_are_tamed_less():
+    suggested = [suggest_alpha(k) for k in (2, 5, 10, 20, 100, 500, 10**6)]
+    assert suggested == sorted(suggested, reverse=True) and 0.5 <= suggested[-1] < suggested[0] == 2
+    assert suggest_alpha(np.int64(100)) == 1.5
+    assert START_WEIGHT == pytest.approx((1 + math.log(10)) ** -2)
+
+
+TWO = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: score_predictions(TWO, torch.tensor([0, 3])), "labels: got class 3, expected 0 to 2"),
+    (lambda: score_predictions(TWO, torch.tensor([0, -1])), "labels: got class -1, expected 0 to 2"),
+    (lambda: score_predictions(TWO, torch.tensor([0.0, 1.0])), "labels: got torch.float32"),
+    (lambda: rank_labels(TWO[:0], torch.zeros(0).long()), "logits: got torch.float32 of shape (0, 3)"),
+    (lambda: estimate_noise(TWO / 0, torch.tensor([0, 1])), "logits: got nan, expected numbers"),
+    (lambda: estimate_noise([[0.0, 1.0]], torch.tensor([0])), "logits: got list"),
+    (lambda: risk_area(torch.tensor([math.nan]), torch.ones(1)), "confidence: got a number outside of 0 to 1"),
+    (lambda: risk_area(torch.ones(0), torch.ones(0)), "confidence: got torch.float32 of shape (0,)"),
+    (lambda: reliability(torch.ones(2), torch.ones(2), 0), "bins: got 0, expected an int >= 1"),
+    (lambda: precision_recall(torch.arange(3), torch.ones(3).bool(), 0), "n: got 0, expected an int from 1 to 3"),
+    (lambda: average_precision(torch.rand(3), torch.ones(3)), "wrong: got torch.float32 of shape (3,)"),
+    (lambda: suggest_alpha(True), "num_classes: got True, expected an int >= 2"),
+    (lambda: suggest_alpha(10.0), "num_classes: got 10.0"),
+    (lambda: score_record(dict(name="x", end=None)), "record: got x, which diverged"),
+])
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError) as refused: call()
+    assert message in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def run():
+    return train(preset("smoke", eta=0.4, hold_out=0.25, **TINY))
+
+
+def test_a_record_says_what_the_network_says(run, tmp_path):
+    record = read_record(write_record(make_record(run), tmp_path))
+    task = run.task
+    def logits(images): return predict(run.net, Images(images, task.mean, task.std))
+    exact = score_predictions(logits(task.data.test_images), task.data.test_labels, bins=20)
+    scores = score_record(record)
+    assert [*scores] == [*exact]
+    for name in ("accuracy", "nll", "brier", "adaptive_ece", "risk_area"):  # each group is one image
+        assert scores[name] == pytest.approx(exact[name], abs=1e-5)
+    assert len(record_confidence(record)[0]) == len(task.data.test_labels)
+    for part, index in (("train", task.kept), ("held", task.held)):
+        weights = label_weights(logits(task.data.train_images[index]), task.noisy.labels[index], alpha=1)
+        expected = average_precision((100 * weights).long(), task.noisy.wrong[index])  # in the record's bins
+        assert record_precision(record, part) == pytest.approx(expected)
+
+
+def test_few_predictions_are_drawn_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = plot_confidence({"ce": (torch.tensor([0.5, 1.0]), torch.tensor([True, False])),
+                                  "mae": (torch.ones(1), torch.ones(1))})
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["CE", "MAE"]
