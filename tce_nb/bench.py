@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.autograd.profiler import profile
 
 from .data import epoch_batches, import_torchvision, load
-from .losses import tamed_cross_entropy
+from .losses import LOSSES, get_loss, tamed_cross_entropy
 from .records import device_name, library_commit
 from .resnet import ResNet
 from .training import (
@@ -25,8 +25,8 @@ from .training import (
 
 # %% auto #0
 __all__ = ['Row', 'DEVICE', 'LOSS_CASES', 'GFLOP_PER_IMAGE', 'MATMUL_GFLOP', 'take_turns', 'ratio', 'peak_bytes', 'bench_losses',
-           'our_loop', 'plain_loader', 'plain_loop', 'SideBySide', 'matmul_loop', 'convolution_loop', 'bench_trainer',
-           'bench_parts', 'machine', 'missed', 'markdown', 'main']
+           'bench_field', 'our_loop', 'plain_loader', 'plain_loop', 'SideBySide', 'matmul_loop', 'convolution_loop',
+           'bench_trainer', 'bench_parts', 'machine', 'missed', 'markdown', 'main']
 
 # %% ../nbs/core/11_bench.ipynb #b276c51f
 def take_turns(
@@ -160,6 +160,20 @@ def bench_losses(
                              limit and 1.001)]
     return [_time_row(f"control: CE / CE step, {what}", theirs, theirs,
                       seconds, None), *rows]
+
+# %% ../nbs/core/11_bench.ipynb #c8ada06c
+def bench_field(
+    seconds: float = 10,  # for each loss
+) -> list[Row]:
+    "Every other loss against `F.cross_entropy`: forward and backward"
+    n, k = 1024, 100
+    logits = torch.randn(n, k).to(DEVICE).requires_grad_()
+    target = torch.randint(k, (n,)).to(DEVICE)
+    settings = {"forward": dict(transition=torch.eye(k))}
+    plain = _step(F.cross_entropy, logits, target)
+    return [_time_row(f"{name} / CE step, {n} x {k}, class indices", _step(
+        get_loss(name, **settings.get(name, {})).to(DEVICE), logits, target),
+        plain, seconds, None) for name in LOSSES if name not in ("ce", "tce")]
 
 # %% ../nbs/core/11_bench.ipynb #03c7443e
 def _random_npz(folder: str, n: int) -> str:
@@ -438,7 +452,8 @@ def main(args: list[str] | None = None) -> None:
                         help="time for each comparison (default: 5)")
     options = parser.parse_args(args)
     torch.set_num_threads(1)
-    rows = [row for bench in (bench_losses, bench_parts, bench_trainer)
+    rows = [row for bench in (bench_losses, bench_field, bench_parts,
+                                  bench_trainer)
             for row in bench(options.seconds)]
     report = dict(machine=machine(), date=time.strftime("%Y-%m-%d"), rows=rows)
     print(markdown(report))

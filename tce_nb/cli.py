@@ -9,7 +9,6 @@ import argparse, ast, contextlib, json, math, os, signal, sys, time, warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional
-
 try:
     import pandas as pd
     from rich.console import Console
@@ -17,10 +16,11 @@ try:
     from rich.markup import escape
     from rich.table import Table
     from tce_nb.data import DataError
-    from tce_nb.records import (
-        CELL, Files, cells, gather, read_record, results_folder)
+    from tce_nb.records import CELL, Files, cells, gather, read_record, \
+        results_folder
+    from tce_nb.noise import NOISES
     from tce_nb.sweep import (
-        METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State, Sweep, cost,
+        FIELD, METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State, Sweep, cost,
         hold_out_size, look, look_by_name, measure_speed, parse_method, plan,
         progress_of, unknown)
     from tce_nb.training import PRESETS, Config, preset
@@ -133,10 +133,14 @@ def _cell_options(parser, required: bool) -> None:
     parser.add_argument("--preset", choices=SEEDS, required=required)
     parser.add_argument("--dataset", nargs="+", metavar="NAME")
     parser.add_argument("--loss", nargs="+", metavar="LOSS",
-                        help=f"of {', '.join(METHODS)}; tce: all exponents")
+                        help=f"of {', '.join(METHODS)}; tce: all "
+                        f"exponents; or of {', '.join(FIELD)}")
     parser.add_argument("--eta", nargs="+", type=float, metavar="ETA")
+    parser.add_argument("--noise", nargs="+", metavar="KIND",
+                        help=f"of {', '.join(NOISES)}")
     parser.add_argument("--seeds", type=int, metavar="N",
-                        help="runs for each mean (paper: 5, cpu: 3)")
+                        help="runs for each mean (default: " + ", ".join(
+                            f"{k} {n}" for k, n in SEEDS.items()) + ")")
     parser.add_argument("--set", nargs="+", metavar="FIELD=VALUE", default=[],
                         help="change a field of every run: epochs=10 lr=0.05")
 
@@ -225,7 +229,8 @@ def command_sweep(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace, scale: Optional[str] = None):
     "The jobs that the options describe"
     return plan(scale or options.preset, options.dataset, options.loss,
-                options.eta, options.seeds, **_changes(options.set))
+                options.eta, options.seeds, options.noise,
+                **_changes(options.set))
 
 # %% ../nbs/core/09_cli.ipynb #d69edb41
 def _changes(words: list[str]) -> dict[str, Any]:

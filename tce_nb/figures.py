@@ -18,7 +18,9 @@ from torch import Tensor
 
 from .losses import tame, tamed_weight
 from .noise import NoisyLabels
-from .records import cells, paired_difference, paper_numbers
+from .records import (
+    cells, loss_name, paired_difference, paper_numbers)
+from .sweep import plan
 from .training import Config, drops, preset
 
 # %% auto #0
@@ -26,7 +28,8 @@ __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOL
            'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
            'plot_confusion', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'table_markdown',
            'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'overfitting', 'epochs_to',
-           'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'digits_comparison', 'headline']
+           'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'beyond_table', 'digits_comparison',
+           'headline']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -552,6 +555,36 @@ def _point_style(method: str) -> dict:
 def _spread(std: float) -> Optional[float]:
     "A length for an error bar, if there is one"
     return None if math.isnan(std) else std
+
+# %% ../nbs/core/07_figures.ipynb #ce786906
+def beyond_table(
+    frame: pd.DataFrame,  # from `gather`
+) -> str:
+    "The cells of the preset `beyond`, from records, as Markdown"
+    jobs = [job.config for job in plan("beyond")]
+    methods = {loss_name(c.loss, c.alpha): None for c in jobs}
+    noises = {c.noise: None for c in jobs}
+    runs = frame[(frame.scale == "cpu") & (frame.hold_out == 0)
+                 & (frame.dataset == "cifar10") & (frame.eta == 0.4)]
+    found = 100 * runs.groupby(["method", "noise"]).selected.agg(
+        ["mean", "std"])
+    found["n"] = runs.groupby(["method", "noise"]).selected.count()
+    planned = {(loss_name(c.loss, c.alpha), c.noise) for c in jobs}
+    lines = ["| loss | " + " | ".join(noises) + " |",
+             "|---|" + "---|" * len(noises)]
+    lines += [f"| {method} | " + " | ".join(
+        _measured(found, (method, noise), planned) for noise in noises)
+        + " |" for method in methods]
+    return "\n".join(lines)
+
+# %% ../nbs/core/07_figures.ipynb #a4476631
+def _measured(found: pd.DataFrame, cell: tuple, planned: set) -> str:
+    "Mean, spread and seeds of a cell; a dash where there is nothing yet"
+    if cell not in found.index: return "–" if cell in planned else ""
+    row = found.loc[cell]
+    if not row.n: return "–"
+    spread = f" ± {row['std']:.1f}" if row.n > 1 else ""
+    return f"{row['mean']:.1f}{spread} ({row.n:.0f})"
 
 # %% ../nbs/core/07_figures.ipynb #3f09dfdc
 def digits_comparison(

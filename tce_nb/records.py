@@ -535,7 +535,7 @@ def histories(
             if name == "name": continue
             column = columns.setdefault(name, [None] * before)
             column += history.get(name, [None] * epochs)
-    return pd.DataFrame(columns)
+    return pd.DataFrame(columns).astype({"name": object})  # if empty, too
 
 # %% ../nbs/core/05_records.ipynb #f3c3cf05
 CELL = ["scale", "dataset", "method", "eta", "noise", "trained_on",

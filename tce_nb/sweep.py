@@ -10,7 +10,7 @@ import os, signal, socket, subprocess, sys, tempfile, threading, time
 import traceback
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Callable, Iterable, Optional, Union
+from typing import Any, Callable, Iterable, Mapping, Optional, Union
 
 import numpy as np
 import torch
@@ -24,10 +24,10 @@ from .training import (
     PRESETS, Config, pick_device, prepare, preset, train_epoch, write_whole)
 
 # %% auto #0
-__all__ = ['METHODS', 'ETAS', 'SEEDS', 'KINDS', 'SETTINGS', 'STATES', 'SIZES', 'unknown', 'parse_method', 'Job', 'hold_out_size',
-           'grid', 'plan', 'template', 'read_parameters', 'run_notebook', 'job_message', 'worker', 'Outcome', 'execute',
-           'Pool', 'LocalPool', 'RayPool', 'State', 'look', 'look_by_name', 'Sweep', 'image_counts', 'cost',
-           'measure_speed', 'progress_of']
+__all__ = ['METHODS', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'KINDS', 'SETTINGS', 'STATES', 'SIZES', 'unknown', 'parse_method',
+           'Job', 'hold_out_size', 'Block', 'grid', 'plan', 'template', 'read_parameters', 'run_notebook',
+           'job_message', 'worker', 'Outcome', 'execute', 'Pool', 'LocalPool', 'RayPool', 'State', 'look',
+           'look_by_name', 'Sweep', 'image_counts', 'cost', 'measure_speed', 'progress_of']
 
 # %% ../nbs/core/06_sweep.ipynb #ce7a1ed0
 def unknown(
@@ -50,7 +50,7 @@ def parse_method(
     "The loss and, for TCE, the `alpha` that a word stands for"
     loss, _, alpha = str(word).partition(":")
     if loss not in LOSSES or alpha and loss != "tce":
-        raise ValueError(unknown("loss", word, [*METHODS, "tce"]))
+        raise ValueError(unknown("loss", word, [*METHODS, *LOSSES]))
     if not alpha: return dict(loss=loss)
     try: return dict(loss=loss, alpha=float(alpha))
     except ValueError: raise ValueError(
@@ -78,7 +78,11 @@ class Job:
 ETAS: dict[str, tuple[float, ...]] = {
     "cifar100": (0.4, 0.8, 0.0, 0.6, 0.2), "cifar10": (0.4, 0.8, 0.0),
     "svhn": (0.4, 0.8, 0.0), "mnist": (0.4, 0.8, 0.0)}
-SEEDS = {"paper": 5, "cpu": 3, "digits": 4, "smoke": 2}
+SEEDS = {"paper": 5, "cpu": 3, "beyond": 2, "digits": 4, "smoke": 2}
+FIELD = ("gce", "sce", "nce_rce", "nce_mae", "phuber", "taylor",
+         "bitempered", "focal", "js", "smoothing", "bootstrap_soft",
+         "bootstrap_hard", "forward")  # losses that the paper does not have
+OTHER_NOISES = ("pair_flip", "class_dependent", "instance_dependent")
 
 def hold_out_size(
     scale: str,  # a preset
@@ -86,20 +90,31 @@ def hold_out_size(
     "How much of the training set a preset holds out: 5,000 or a tenth"
     return 5000 if scale == "paper" else 0.1
 
+# %% ../nbs/core/06_sweep.ipynb #c55d3fb3
+@dataclass(frozen=True)
+class Block:
+    "Cells of a preset: all combinations of these"
+    etas: Mapping[str, tuple[float, ...]]  # by data set
+    methods: tuple[str, ...]
+    noises: tuple[str, ...] = ("uniform_including_true",)
+
 def grid(
     scale: str,  # a preset
-) -> dict[str, Any]:
+) -> list[Block]:
     "The cells of a preset"
     if scale not in SEEDS: raise ValueError(unknown("preset", scale, SEEDS))
     if scale in ("digits", "smoke"):
-        return dict(etas={"digits": (0.4,)}, methods=("ce", "tce:1.5"))
-    return dict(etas=ETAS, methods=METHODS)
+        return [Block({"digits": (0.4,)}, ("ce", "tce:1.5"))]
+    if scale != "beyond": return [Block(ETAS, METHODS)]
+    one, few = {"cifar10": (0.4,)}, ("ce", "tce:1.5", "tce:2", "gce", "sce")
+    return [Block(one, ("ce", "tce:1.5", "tce:2", *FIELD)),
+            Block(one, few, OTHER_NOISES)]
 
 # %% ../nbs/core/06_sweep.ipynb #77c0ae9d
 def _cell_jobs(scale: str, cell: dict, count: int, changes: dict):
     "The runs of a cell with their seeds: hold-out first"
-    first = preset(scale, **{"hold_out": hold_out_size(scale), **cell,
-                             **changes, "seed": 0})
+    first = preset("cpu" if scale == "beyond" else scale, **{
+        "hold_out": hold_out_size(scale), **cell, **changes, "seed": 0})
     yield Job(first), 0
     for seed in range(1, count + 1):
         yield Job(replace(first, hold_out=0, seed=seed), run_name(first)), seed
@@ -107,26 +122,38 @@ def _cell_jobs(scale: str, cell: dict, count: int, changes: dict):
 def _rank(cell: dict, seed: int, place: int) -> tuple:
     "What comes first: telling cells, then seeds, then the order of cells"
     telling = {("cifar100", 0.4): 0, ("cifar10", 0.4): 1}
-    return telling.get((cell["dataset"], cell["eta"]), 2), max(seed, 1), \
-        place, seed
+    rank = telling.get((cell["dataset"], cell["eta"]), 2)
+    if cell["noise"] in OTHER_NOISES or cell["loss"] in FIELD: rank = 3
+    return rank, max(seed, 1), place, seed
 
 # %% ../nbs/core/06_sweep.ipynb #06e4be82
-def _datasets(given, default: dict) -> list[str]:
+def _datasets(given, block: Block) -> list[str]:
     "The data sets of a plan, checked"
     known = [*CLASSES, "digits"]
-    names = list(given or default["etas"])
+    names = list(given or block.etas)
     for name in names:
         if name not in known and not str(name).endswith(".npz"):
             raise ValueError(unknown("dataset", name, known)
                              + " or the path of an .npz file")
     return names
 
-def _methods(given, default: dict) -> list[str]:
+def _methods(given, block: Block) -> list[str]:
     "The losses of a plan; `tce` alone means all its exponents"
-    words = list(given or default["methods"])
     tamed = [m for m in METHODS if m.startswith("tce:")]
-    return [m for word in words
+    return [m for word in given or block.methods
             for m in (tamed if word == "tce" else [word])]
+
+# %% ../nbs/core/06_sweep.ipynb #71bfb8c0
+def _cells(scale: str, datasets, methods, etas, noises):
+    "The cells of a plan, each once or more, as fields of a configuration"
+    usual = (0.0, 0.4, 0.8)
+    for block in grid(scale):
+        for noise in noises or block.noises:
+            for dataset in _datasets(datasets, block):
+                for eta in etas or block.etas.get(dataset, usual):
+                    for method in _methods(methods, block):
+                        yield dict(dataset=dataset, eta=eta, noise=noise,
+                                   **parse_method(method))
 
 # %% ../nbs/core/06_sweep.ipynb #7bee09ed
 def plan(
@@ -135,19 +162,18 @@ def plan(
     methods: Optional[Iterable[str]] = None,   # `tce` alone: all exponents
     etas: Optional[Iterable[float]] = None,
     seeds: Optional[int] = None,  # runs for each mean
+    noises: Optional[Iterable[str]] = None,  # kinds of noise
     **changes,                    # fields of `Config` to change
 ) -> list[Job]:
     "The runs of a preset's cells, the most telling first"
-    default, count = grid(scale), SEEDS[scale] if seeds is None else seeds
+    grid(scale)  # refuses a preset that is none
+    count = SEEDS[scale] if seeds is None else seeds
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"seeds: got {seeds!r}, expected an int >= 1")
-    cells = [dict(dataset=dataset, eta=eta, **parse_method(method))
-             for dataset in _datasets(datasets, default)
-             for eta in etas or default["etas"].get(dataset, (0.0, 0.4, 0.8))
-             for method in _methods(methods, default)]
     jobs: dict[str, Job] = {}
     ranks: dict[str, tuple] = {}
-    for place, cell in enumerate(cells):
+    for place, cell in enumerate(_cells(scale, datasets, methods, etas,
+                                        noises)):
         for job, seed in _cell_jobs(scale, cell, count, changes):
             jobs.setdefault(job.name, job)
             ranks.setdefault(job.name, _rank(cell, seed, place))
@@ -524,7 +550,8 @@ def _connect(address: str):
         ray.init(None if address == "local" else address,
                  log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError) as error: raise ValueError(
-        f"ray: no cluster at {address!r} ({error})") from None
+        f"ray: no cluster at {address!r} ({error}); if it asks for a token, "
+        "set RAY_AUTH_MODE=token") from None
     return ray
 
 def _reach(address: str) -> None:

@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tce_nb.data import (
-    DataError, Dataset, Images, channel_stats, epoch_batches, hold_out, load,
-    subset)
+from .data import (
+    DataError, Dataset, Images, channel_stats, data_root, epoch_batches,
+    first_per_class, hold_out, load, subset)
 from .losses import LOSSES, get_loss
-from .noise import NOISES, NoisyLabels, add_noise
+from .noise import (
+    NoisyLabels, add_noise, check_noise_name, transition_matrix)
 from .resnet import ResNet
 
 # %% auto #0
@@ -40,7 +41,7 @@ class Config:
     loss: str = "tce"          # one of `LOSSES`
     alpha: float = 1.5         # taming exponent; only "tce" has one
     eta: float = 0.0           # noise ratio
-    noise: str = "uniform_including_true"  # one of `NOISES`
+    noise: str = "uniform_including_true"  # as `add_noise` names it
     hold_out: float = 0        # images held out; below 1, their share
     hold_out_noisy: bool = True  # validate on noisy labels, or on true ones
     seed: int = 0
@@ -92,8 +93,7 @@ def _one_of(names) -> tuple:
 _positive = lambda x: 0 <= x < math.inf, "a number >= 0"
 _count = lambda x: x >= 1, "an int >= 1"
 _RULES: dict[str, tuple] = {
-    "loss": _one_of(LOSSES), "noise": _one_of(NOISES),
-    "precision": _one_of(PRECISIONS),
+    "loss": _one_of(LOSSES), "precision": _one_of(PRECISIONS),
     "alpha": _positive, "lr": _positive, "weight_decay": _positive,
     "momentum": (lambda x: 0 <= x < 1, "a number from 0 up to 1"),
     "eta": (lambda x: 0 <= x <= 1, "a number from 0 to 1"),
@@ -118,6 +118,7 @@ def _make_plain(config: Config) -> None:
         if plain[name] is not None and not right(plain[name]):
             raise ValueError(f"{name}: got {plain[name]!r}, "
                              f"expected {allowed}")
+    check_noise_name(plain["noise"])
     for name, value in plain.items(): object.__setattr__(config, name, value)
 
 # %% ../nbs/core/04_training.ipynb #8c5a6724
@@ -197,10 +198,9 @@ def make_task(
     root: Union[str, Path, None] = None,  # of the data
 ) -> Task:
     "Load the data, add the noise, hold out"
-    data = subset(load(config.dataset, root), config.train_per_class,
-                  config.test_per_class)
-    noisy = add_noise(config.noise, data.train_labels, config.eta,
-                      data.num_classes, stream(config.seed, "noise"))
+    whole = load(config.dataset, root)
+    data = subset(whole, config.train_per_class, config.test_per_class)
+    noisy = _noisy_labels(config, whole, data, root)
     kept, held = hold_out(len(data.train_labels), config.hold_out,
                           stream(config.seed, "hold-out"))
     mean, std = channel_stats(data.train_images)
@@ -209,6 +209,20 @@ def make_task(
                         "same everywhere, expected something to learn from")
     return Task(data, noisy, kept, held, mean, std, _fingerprint(
         data.train_images, noisy.labels, data.test_images, data.test_labels))
+
+# %% ../nbs/core/04_training.ipynb #90c967ce
+def _noisy_labels(config: Config, whole: Dataset, data: Dataset,
+                  root: Union[str, Path, None]) -> NoisyLabels:
+    "The labels of the subset with noise; people labelled the whole set"
+    human = config.noise.startswith("human:")
+    source = whole if human else data
+    noisy = add_noise(config.noise, source.train_labels, config.eta,
+                      source.num_classes, stream(config.seed, "noise"),
+                      source.train_images, data_root(root))
+    if not human or config.train_per_class is None: return noisy
+    kept = first_per_class(whole.train_labels, config.train_per_class)
+    return NoisyLabels(noisy.labels[kept], noisy.true_labels[kept],
+                       noisy.touched[kept])
 
 def _fingerprint(*tensors: Tensor) -> str:
     "SHA-256 of the content of tensors"
@@ -319,14 +333,17 @@ def prepare(
         task, images(data.train_images[task.kept], mirror=data.mirror),
         labels, true_labels, wrong,
         {k: (x, y.to(device)) for k, (x, y) in evaluated.items()}, net, model,
-        _criterion(config), _optimizer(config, net),
+        _criterion(config, task).to(device), _optimizer(config, net),
         *reversed(_precision(config, device)))
 
 # %% ../nbs/core/04_training.ipynb #96e48510
-def _criterion(config: Config) -> nn.Module:
-    "The loss; only the tamed one takes an `alpha`"
-    alpha = {"alpha": config.alpha} if config.loss == "tce" else {}
-    return get_loss(config.loss, **alpha)
+def _criterion(config: Config, task: Task) -> nn.Module:
+    "The loss with its published settings, `alpha`, or the noise it is told"
+    settings: dict[str, Any] = {}
+    if config.loss == "tce": settings["alpha"] = config.alpha
+    if config.loss == "forward": settings["transition"] = transition_matrix(
+        task.noisy, task.data.num_classes)
+    return get_loss(config.loss, **settings)
 
 def _optimizer(config: Config, net: nn.Module) -> torch.optim.Optimizer:
     "SGD with Nesterov momentum, decaying every parameter"

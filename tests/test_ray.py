@@ -13,11 +13,12 @@ import pytest
 from conftest import BIN, JOBS, SET, SWEEP, essence, finish, tce
 
 pytestmark = pytest.mark.xdist_group("sweep")
+OPEN = {"RAY_AUTH_MODE": "disabled"}  # whatever token this user has
 
 
 def start_node(folder, *options):
     "A node process of its own"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", **OPEN}
     return subprocess.Popen([str(BIN/"ray"), "start", "--block", "--num-cpus=1", "--disable-usage-stats",
                              "--node-ip-address=127.0.0.1", *options], env=environment,
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -42,7 +43,8 @@ def cluster():
     head = start_node(folder, "--head", f"--port={address.split(':')[1]}", "--include-dashboard=false")
     for _ in range(60):
         time.sleep(1)
-        up = subprocess.run([str(BIN/"ray"), "health-check", f"--address={address}"], capture_output=True)
+        up = subprocess.run([str(BIN/"ray"), "health-check", f"--address={address}"], capture_output=True,
+                            env={**os.environ, **OPEN})
         if up.returncode == 0: break
     second = start_node(folder, f"--address={address}")
     yield address, second, folder
@@ -55,7 +57,7 @@ def test_a_node_dies_and_nothing_is_lost(cluster, undisturbed, tmp_path):
     address, second, folder = cluster
     results = tmp_path/"results"
     cells = SWEEP[:SWEEP.index("--workers")]
-    sweep = tce(*cells, *SET, "--ray", address, "--results", results)
+    sweep = tce(*cells, *SET, "--ray", address, "--results", results, env=OPEN)
     work = folder/"tce_nb-ray"/"work"
     end = time.time() + 120
     while len(list(work.glob("*.progress"))) < 2 and time.time() < end and sweep.poll() is None:

@@ -174,6 +174,17 @@ def test_the_plan_is_the_papers_protocol():
     assert seeds == sorted(seeds), "no cell gets a second seed before all have one"
 
 
+def test_beyond_shares_its_runs_with_cpu():
+    jobs, cpu = plan("beyond", seeds=3), {job.name for job in plan("cpu")}
+    shared = [job for job in jobs if job.name in cpu]
+    assert {(j.config.loss, j.config.alpha if j.config.loss == "tce" else 0) for j in shared} == {
+        ("ce", 0), ("tce", 1.5), ("tce", 2.0)} and len(shared) == 12
+    kinds = {(j.config.loss, j.config.noise) for j in jobs}
+    assert {("forward", "uniform_including_true"), ("gce", "pair_flip"), ("ce", "instance_dependent")} < kinds
+    only = plan("beyond", methods=["gce"], noises=["pair_flip"], seeds=1)
+    assert [job.config.noise for job in only] == ["pair_flip"] * 2
+
+
 def test_sizes_of_the_cpu_preset():
     sizes = {j.config.dataset: (j.config.train_per_class, j.config.test_per_class, j.config.epochs)
              for j in plan("cpu")}

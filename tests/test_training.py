@@ -8,10 +8,12 @@ import signal
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from tce_nb import training
+from tce_nb import LOSSES, NOISES, training, transition_matrix
+from tce_nb.data import first_per_class, load
 from tce_nb.resnet import ResNet
 from tce_nb.training import (
     CheckpointError, Config, Run, calibration_error, drops, evaluate,
@@ -316,8 +318,8 @@ def test_presets():
     assert (paper.epochs, paper.lr, paper.momentum, paper.weight_decay, paper.batch_size, paper.depth) == \
         (256, 0.1, 0.9, 1e-4, 128, 20)
     assert drops(paper) == (128, 192) and paper.train_per_class is None and paper.precision == "float32"
-    assert [preset("cpu", dataset=d).epochs for d in ("cifar100", "cifar10", "mnist", "svhn")] == [30, 30, 16, 16]
-    assert preset("cpu", dataset="cifar10").train_per_class == 1000
+    assert [preset("cpu", dataset=d).epochs for d in ("cifar100", "cifar10", "mnist", "svhn")] == [40, 40, 40, 32]
+    assert preset("cpu", dataset="cifar10").train_per_class == 500
     assert preset("smoke", epochs=2).epochs == 2
     with pytest.raises(ValueError, match="preset: got 'gpu', expected one of paper, cpu, digits, smoke"): preset("gpu")
     with pytest.raises(TypeError, match="etha: not a field"): preset("smoke", etha=1)
@@ -348,3 +350,40 @@ def test_resnet_of_other_shapes():
         net = ResNet(classes, channels, depth)
         assert net(torch.randn(2, channels, 32, 32)).shape == (2, classes)
         assert sum(isinstance(m, (torch.nn.Conv2d, torch.nn.Linear)) for m in net.modules()) == depth
+
+
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "truncated_gce"])  # which needs a trained network
+def test_every_loss_by_its_name_alone(loss):
+    config = preset("smoke", loss=loss, eta=0.4, train_per_class=8, test_per_class=2, epochs=2, device="cpu")
+    run = train(config)
+    assert len(run.history) == 2 and run.diverged is None
+    before = ResNet(10, 1, config.depth, stream(config.seed, "init"))
+    assert any((a != b).any() for a, b in zip(before.parameters(), run.net.parameters()))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_every_noise_by_its_name_alone(noise):
+    config = preset("smoke", noise=noise, eta=0.4, train_per_class=20, test_per_class=2)
+    task = make_task(config)
+    assert 0.1 < task.noisy.wrong_rate < 0.5
+    assert make_task(config).fingerprint == task.fingerprint != make_task(replace(config, seed=1)).fingerprint
+
+
+def test_forward_correction_is_told_the_noise():
+    config = preset("smoke", loss="forward", noise="pair_flip", eta=0.4, train_per_class=10, test_per_class=2)
+    parts = prepare(config)
+    assert torch.allclose(parts.criterion.transition.double(), transition_matrix(parts.task.noisy, 10))
+
+
+def test_human_labels_of_a_subset_are_those_of_its_images(tmp_path):
+    whole = load("digits")
+    given = (whole.train_labels + 1) % 10
+    np.savez(tmp_path/"people.npz", clean_label=whole.train_labels, worse_label=given)
+    config = preset("smoke", noise="human:people.npz#worse_label", eta=1.0, train_per_class=7)
+    task = make_task(config, tmp_path)
+    assert torch.equal(task.noisy.labels, given[first_per_class(whole.train_labels, 7)])
+    assert torch.equal(task.noisy.true_labels, task.data.train_labels)
+
+
+def test_a_noise_that_is_not_known_is_refused_at_once():
+    with pytest.raises(ValueError, match="noise: got 'pair', expected one of .*did you mean"): Config(noise="pair")
