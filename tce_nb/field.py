@@ -33,8 +33,7 @@ def _of_labels(loss, log_q, target, dim):
     if loss.divergence is not None or loss.label_smoothing > 0:
         p = _one_hot(target, log_q, dim, loss.ignore_index)
         return _of_probabilities(loss, log_q, p, dim).masked_fill(ignored, 0)
-    try: log_y = -F.nll_loss(log_q, target, reduction="none",
-                             ignore_index=loss.ignore_index)
+    try: log_y = loss.log_label(log_q, target, dim)
     except IndexError:
         _check_range(target, log_q.shape[dim], loss.ignore_index)
         raise
@@ -57,10 +56,6 @@ def _of_probabilities(loss, log_q, p, dim):
     return total
 
 # %% ../nbs/core/13_field.ipynb #a7c96175
-def _lowest(x: Tensor) -> float:
-    "A number so low that no log-probability of finite logits reaches it"
-    return torch.finfo(x.dtype).min / 4
-
 class FieldLoss(CrossEntropyLoss):
     "A loss of log-probabilities, with the options of cross entropy"
     cost: Any = None        # (log q_y, log q, dim): of each class as label
@@ -70,15 +65,29 @@ class FieldLoss(CrossEntropyLoss):
         "What the network says of each class"
         return F.log_softmax(logits, dim)
 
+    def log_label(self, log_q: Tensor, target: Tensor, dim: int) -> Tensor:
+        "What the network says of the label; anything where it is ignored"
+        return -F.nll_loss(log_q, target, reduction="none",
+                           ignore_index=self.ignore_index)
+
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         "The loss of logits against class indices or probabilities"
         return _field_loss(self, input, target)
 
     def extra_repr(self) -> str:
         "The settings, as `print(model)` shows them"
-        own = [name for name in inspect.signature(type(self)).parameters
-               if name not in inspect.signature(CrossEntropyLoss).parameters]
-        return ", ".join(f"{name}={getattr(self, name)}" for name in own)
+        return _settings(self)
+
+# %% ../nbs/core/13_field.ipynb #01f019e5
+def _lowest(x: Tensor) -> float:
+    "A number so low that no log-probability of finite logits reaches it"
+    return torch.finfo(x.dtype).min / 4
+
+def _settings(loss: FieldLoss) -> str:
+    "What a loss has beside the options of cross entropy"
+    own = [name for name in inspect.signature(type(loss)).parameters
+           if name not in inspect.signature(CrossEntropyLoss).parameters]
+    return ", ".join(f"{name}={getattr(loss, name)}" for name in own)
 
 # %% ../nbs/core/13_field.ipynb #d5b12415
 def _field_loss(loss: FieldLoss, input: Tensor, target: Tensor) -> Tensor:
@@ -420,13 +429,27 @@ class ForwardCorrectedLoss(FieldLoss):
         if classes != len(self.transition):
             _refuse(ValueError, "input", f"{classes} classes",
                     f"{len(self.transition)}, as in transition")
-        log_q = F.log_softmax(logits, dim).unsqueeze(dim + 1)
-        log_t = self.transition.to(log_q.dtype).log()
-        log_t = log_t.clamp(min=2 * _lowest(log_q))  # nothing goes there
-        trailing = [1] * (logits.dim() - 1 - dim)
-        return (log_q + log_t.view(classes, classes, *trailing)).logsumexp(dim)
+        return F.log_softmax(logits, dim)
 
-    def cost(self, log_y, log_q, dim): return -log_y
+    def log_label(self, log_q, target, dim):
+        counted = target.masked_fill(target == self.ignore_index, 0)
+        column = F.embedding(counted, _log_transition(self, log_q).T)
+        return (log_q + column.movedim(-1, dim)).logsumexp(dim)
+
+    def cost(self, log_y, log_q, dim):
+        return -(_log_noisy(self, log_q, dim) if log_y is log_q else log_y)
+
+# %% ../nbs/core/13_field.ipynb #b118879f
+def _log_transition(loss: ForwardCorrectedLoss, log_q: Tensor) -> Tensor:
+    "The logarithms of the matrix; very low where nothing goes"
+    log_t = loss.transition.to(log_q.dtype).log()
+    return log_t.clamp(min=2 * _lowest(log_q))
+
+def _log_noisy(loss: ForwardCorrectedLoss, log_q: Tensor, dim: int) -> Tensor:
+    "What the network says of each noisy label"
+    log_t = _log_transition(loss, log_q)
+    log_t = log_t.view(*log_t.shape, *[1] * (log_q.dim() - 1 - dim))
+    return (log_q.unsqueeze(dim + 1) + log_t).logsumexp(dim)
 
 # %% ../nbs/core/13_field.ipynb #970eba02
 FIELD_LOSSES = {
