@@ -18,6 +18,12 @@ ROOT = Path(__file__).parents[1]
 SKIP = {".venv", "_build", ".pytest_cache", ".mypy_cache", "__pycache__", ".hypothesis", "tce_nb.egg-info"}
 
 
+def pytest_collection_modifyitems(items):
+    "The two long groups first, so that both workers end at about the same time"
+    first = {"test_sweep": 0, "test_ray": 0, "test_book": 1, "test_browser": 1}
+    items.sort(key=lambda item: first.get(item.path.stem, 2))
+
+
 def tracked_files():
     "The project's files as git knows them, whether or not committed yet"
     if not (ROOT/".git").exists(): return sorted(
