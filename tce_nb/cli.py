@@ -20,9 +20,9 @@ try:
         results_folder
     from tce_nb.noise import NOISES
     from tce_nb.sweep import (
-        FIELD, METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State, Sweep, cost,
-        hold_out_size, look, look_by_name, measure_speed, parse_method, plan,
-        progress_of, unknown)
+        FIELD, METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State,
+        Sweep, cost, hold_out_size, look, look_by_name, measure_speed,
+        parse_method, plan, progress_of, unknown)
     from tce_nb.training import PRESETS, Config, preset
 except ImportError as missing: raise SystemExit(
     f"tce: error: {missing}; the experiments need more than the loss: "
