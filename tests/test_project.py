@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from conftest import BIN, ROOT, tracked_files
+from made_up import make_up
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tce_nb.sweep import plan
 
 NOTEBOOKS = sorted(name for name in tracked_files() if name.endswith(".ipynb"))
 
@@ -43,9 +45,21 @@ def test_notebooks_and_library_are_in_sync(clone, command):
     assert generated == {n for n in before if re.fullmatch(r"tce_nb/\w+\.py", n)}
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS)
-def test_notebook_runs(notebook, tmp_path):
-    environment = {**os.environ, "TCE_RESULTS": str(tmp_path)}
+# the book runs every notebook with the records there are; these show them, so they are run without and with all
+READERS = [name for name in NOTEBOOKS if re.match(r"nbs/paper/0[4-8]|nbs/beyond/01", name)]
+
+
+@pytest.fixture(scope="session", params=["none", "cpu", "paper"])
+def records(request, tmp_path_factory):
+    "A folder of results: empty, or with made-up records of every cell at a scale"
+    folder = tmp_path_factory.mktemp("records")
+    if request.param != "none": make_up(plan(request.param, seeds=2), folder)
+    return folder
+
+
+@pytest.mark.parametrize("notebook", READERS)
+def test_a_page_shows_whatever_records_there_are(notebook, records):
+    environment = {**os.environ, "TCE_RESULTS": str(records)}
     assert "Success." in run(BIN/"nbdev_test", "--path", notebook, "--n_workers", 0, cwd=ROOT, env=environment)
 
 
