@@ -367,8 +367,8 @@ def gains_in_words(
     fixed = [f"{_label(m)} in {(rows[column] > 0).sum()} of {len(rows)}"
              for m, rows in tamed.groupby("method")]
     top = best.loc[best[column].idxmax()]
-    return (f"the best exponent beats cross entropy at "
-            f"{(best[column] > 0).sum()} of {len(best)} noise ratios, by up "
+    return (f"the best exponent beats cross entropy in "
+            f"{(best[column] > 0).sum()} of {len(best)} columns, by up "
             f"to {top[column]:.1f} points ({TITLES[top.dataset]}, η = "
             f"{top.eta:g}, {_label(top.method)}); a fixed exponent: "
             f"{', '.join(fixed)}")
