@@ -20,7 +20,7 @@ book: $(READY) ## run a comparison on digits, build the book into _build/html
 	@echo "The book is ready: open $(CURDIR)/_build/html/index.html"
 
 test: $(READY) ## run all tests: library, notebooks, book, package
-	$(RUN) $(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(RUN) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 bench: $(READY) ## measure loss and trainer as ratios, write results/bench.json
 	$(BIN)/python -m tce_nb.bench --json results/bench.json

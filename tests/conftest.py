@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from tce_nb.records import make_record, write_record
 from tce_nb.sweep import plan
@@ -19,9 +20,9 @@ SKIP = {".venv", "_build", ".pytest_cache", ".mypy_cache", "__pycache__", ".hypo
 
 
 def pytest_collection_modifyitems(items):
-    "The two long groups first, so that both workers end at about the same time"
-    first = {"test_sweep": 0, "test_ray": 0, "test_book": 1, "test_browser": 1}
-    items.sort(key=lambda item: first.get(item.path.stem, 2))
+    "The book first and the sweeps last: each worker begins with one half and helps the other at the end"
+    place = {"test_book": 0, "test_browser": 0, "test_sweep": 2, "test_ray": 2}
+    items.sort(key=lambda item: place.get(item.path.stem, 1))
 
 
 def tracked_files():
@@ -78,13 +79,32 @@ def essence(folder):
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory, worker_id):
-    "The records of a sweep that nothing happens to"
-    folder = tmp_path_factory.mktemp(f"undisturbed {worker_id}")
+def once(tmp_path_factory, worker_id):
+    "A folder that one of the workers fills and all of them use"
+    base = tmp_path_factory.getbasetemp()
+    root = base if worker_id == "master" else base.parent
+    def folder(name, fill):
+        with FileLock(root/f"{name}.lock"):
+            if not (root/f"{name}.filled").exists():
+                shutil.rmtree(root/name, ignore_errors=True)
+                (root/name).mkdir()
+                fill(root/name)
+                (root/f"{name}.filled").touch()
+        return root/name
+    return folder
+
+
+def run_undisturbed(folder):
+    "A sweep that nothing happens to"
     said = finish(tce(*SWEEP, "--results", folder))
     assert said.count(" done ") == 4 and said.count("running") == 4
     assert len(essence(folder)) == 4
-    return essence(folder)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(once):
+    "The records of a sweep that nothing happens to"
+    return essence(once("undisturbed", run_undisturbed))
 
 
 def save_npz(path, seed=0):
@@ -106,15 +126,18 @@ def make_up_digits(folder):
         write_record(make_record(Run(job.config, history, task.noisy.wrong_rate, task=task)), folder)
 
 
-@pytest.fixture(scope="session")
-def book(tmp_path_factory):
-    "The folder of the built pages; a warning fails the build"
-    out = tmp_path_factory.mktemp("book with a space")
-    shutil.copytree(ROOT/"results", out/"results", ignore=shutil.ignore_patterns("digits-*", "work"))
-    make_up_digits(out/"results")
+def build_book(folder):
+    "Build the book into a folder; a warning fails the build"
+    shutil.copytree(ROOT/"results", folder/"results", ignore=shutil.ignore_patterns("digits-*", "work"))
+    make_up_digits(folder/"results")
     result = subprocess.run(
-        [str(BIN/"jupyter-book"), "build", ".", "-n", "-W", "--keep-going", "--path-output", str(out)],
+        [str(BIN/"jupyter-book"), "build", ".", "-n", "-W", "--keep-going", "--path-output", str(folder)],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "TCE_RESULTS": str(out/"results")})
+        env={**os.environ, "TCE_RESULTS": str(folder/"results")})
     assert result.returncode == 0, result.stdout
-    return out/"_build"/"html"
+
+
+@pytest.fixture(scope="session")
+def book(once):
+    "The folder of the built pages"
+    return once("book with a space", build_book)/"_build"/"html"

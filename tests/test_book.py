@@ -6,8 +6,6 @@ from html import unescape
 import pytest
 from conftest import BIN, CHAPTERS, ROOT
 
-pytestmark = pytest.mark.xdist_group("book")  # one build serves this file and test_browser
-
 
 @pytest.fixture(scope="module")
 def pages(book):

@@ -14,8 +14,6 @@ from conftest import CHAPTERS
 from playwright.sync_api import expect, sync_playwright
 from tce_nb.losses import tame, tamed_weight
 
-pytestmark = pytest.mark.xdist_group("book")  # one build serves this file and test_book
-
 PHONE, SCREEN = dict(width=390, height=844), dict(width=1280, height=800)
 TAMING = "nbs/paper/02_taming"
 PAGES = [*CHAPTERS, "search", "genindex"]

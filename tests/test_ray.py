@@ -12,7 +12,6 @@ import pytest
 
 from conftest import BIN, JOBS, SET, SWEEP, essence, finish, tce
 
-pytestmark = pytest.mark.xdist_group("sweep")
 OPEN = {"RAY_AUTH_MODE": "disabled"}  # whatever token this user has
 
 

@@ -19,8 +19,6 @@ from tce_nb.sweep import (
     Job, LocalPool, Outcome, execute, image_counts, job_message, plan, template)
 from tce_nb.training import Config, preset
 
-pytestmark = pytest.mark.xdist_group("sweep")  # one undisturbed sweep serves all
-
 
 def test_a_finished_sweep_is_not_repeated(undisturbed, tmp_path):
     finish(tce(*SWEEP, "--results", tmp_path))
