@@ -434,7 +434,8 @@ class ForwardCorrectedLoss(FieldLoss):
     def log_label(self, log_q, target, dim):
         counted = target.masked_fill(target == self.ignore_index, 0)
         column = F.embedding(counted, _log_transition(self, log_q).T)
-        return (log_q + column.movedim(-1, dim)).logsumexp(dim)
+        log_y = (log_q + column.movedim(-1, dim)).logsumexp(dim)
+        return log_y.clamp(min=_lowest(log_q))
 
     def cost(self, log_y, log_q, dim):
         return -(_log_noisy(self, log_q, dim) if log_y is log_q else log_y)
@@ -449,7 +450,8 @@ def _log_noisy(loss: ForwardCorrectedLoss, log_q: Tensor, dim: int) -> Tensor:
     "What the network says of each noisy label"
     log_t = _log_transition(loss, log_q)
     log_t = log_t.view(*log_t.shape, *[1] * (log_q.dim() - 1 - dim))
-    return (log_q.unsqueeze(dim + 1) + log_t).logsumexp(dim)
+    log_y = (log_q.unsqueeze(dim + 1) + log_t).logsumexp(dim)
+    return log_y.clamp(min=_lowest(log_q))  # a label that cannot be
 
 # %% ../nbs/core/13_field.ipynb #970eba02
 FIELD_LOSSES = {
