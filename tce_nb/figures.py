@@ -254,9 +254,11 @@ def compare(
     ours = evidence(frame, paper.dataset.unique())
     found = 100 * ours.groupby(cell).selected.agg(["mean", "std"])
     found["n"] = ours.groupby(cell).selected.count()
+    found["diverged"] = ours.groupby(cell).diverged.count()
     table = paper[[*cell, "accuracy"]].rename(columns={"accuracy": "paper"})
     table = table.join(found, on=cell)
-    table["n"] = table.n.fillna(0).astype(int)
+    for count in ("n", "diverged"):
+        table[count] = table[count].fillna(0).astype(int)
     table["paper_gain"] = table.paper - _of_ce(table, "paper")
     table["gain"] = [_gain(ours, row) for row in table.itertuples()]
     for column in ("paper", "mean"):
@@ -308,7 +310,8 @@ def _entry(row: pd.Series) -> str:
     "A cell: ours with its spread and seeds, gain over CE, the paper's"
     lines = [_bold(row["mean"], row.best_mean) + (
         f" ± {row['std']:.1f}" if row.n > 1 else "") + f" ({row.n})"
-        if row.n else "no records"]
+        if row.n else "diverged" if row.diverged else "no records"]
+    if row.n and row.diverged: lines.append(f"{row.diverged} diverged")
     if row.method != "ce": lines.append(
         "–" if math.isnan(row.gain) else f"{row.gain:+.1f} to CE")
     gain = "" if row.method == "ce" else f" ({row.paper_gain:+.1f})"
@@ -330,7 +333,7 @@ def missing_commands(
     commands = []
     for (dataset, eta), group in table.groupby(["dataset", "eta"],
                                                sort=False):
-        empty = group[group.n == 0].method
+        empty = group[group.n + group.diverged == 0].method
         if empty.empty: continue
         loss = "" if len(empty) == len(group) else \
             f" --loss {' '.join(empty)}"
