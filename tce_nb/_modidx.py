@@ -104,6 +104,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.bench.ratio': ('core/bench.html#ratio', 'tce_nb/bench.py'),
                               'tce_nb.bench.take_turns': ('core/bench.html#take_turns', 'tce_nb/bench.py')},
             'tce_nb.book': { 'tce_nb.book._has_gpu': ('core/book.html#_has_gpu', 'tce_nb/book.py'),
+                             'tce_nb.book._read_side_by_side': ('core/book.html#_read_side_by_side', 'tce_nb/book.py'),
                              'tce_nb.book._set_buttons': ('core/book.html#_set_buttons', 'tce_nb/book.py'),
                              'tce_nb.book._tag': ('core/book.html#_tag', 'tce_nb/book.py'),
                              'tce_nb.book.read_notebook': ('core/book.html#read_notebook', 'tce_nb/book.py'),

@@ -5,6 +5,7 @@
 # %% ../nbs/core/08_book.ipynb #38640c35
 from __future__ import annotations
 
+import os
 import re
 from configparser import ConfigParser
 from pathlib import Path
@@ -72,8 +73,9 @@ def repository_options(
 
 # %% ../nbs/core/08_book.ipynb #d3f59f33
 def setup(app) -> dict:
-    "Sphinx extension: apply `repository_options` from settings.ini"
+    "Sphinx extension: buttons from settings.ini, pages side by side"
     app.connect("config-inited", _set_buttons)
+    app.connect("builder-inited", _read_side_by_side)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 def _set_buttons(app, config) -> None:
@@ -83,3 +85,11 @@ def _set_buttons(app, config) -> None:
     about = settings["DEFAULT"]
     options = repository_options(about["git_url"], about["branch"])
     config.html_theme_options = {**config.html_theme_options, **options}
+
+# %% ../nbs/core/08_book.ipynb #91d4e7a3
+def _read_side_by_side(app) -> None:
+    "Read as many pages at a time as there are cores"
+    app.parallel = max(app.parallel, os.cpu_count() or 1)
+    for extension in app.extensions.values():
+        if extension.parallel_read_safe is None:
+            extension.parallel_read_safe = True
