@@ -25,9 +25,10 @@ test: $(READY) ## run all tests: library, notebooks, book, package
 bench: $(READY) ## measure loss and trainer as ratios, write results/bench.json
 	$(BIN)/python -m tce_nb.bench --json results/bench.json
 
-sync: $(READY) ## clean the notebooks and export the library, before a commit
+sync: $(READY) ## clean notebooks, export the library, update the README's table
 	$(BIN)/nbdev_clean
 	$(BIN)/nbdev_export
+	$(BIN)/python -c 'from tce_nb.figures import *; update_readme()'
 
 constraints: $(READY) ## pin what new requirements in settings.ini need
 	$(BIN)/python -m pip install --quiet uv

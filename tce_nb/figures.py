@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import math
+import textwrap
+from pathlib import Path
 from typing import Iterable, Optional
 
 import matplotlib.pyplot as plt
@@ -19,7 +21,7 @@ from torch import Tensor
 from .losses import tame, tamed_weight
 from .noise import NoisyLabels
 from .records import (
-    cells, loss_name, paired_difference, paper_numbers)
+    cells, gather, loss_name, paired_difference, paper_numbers)
 from .sweep import plan
 from .training import Config, drops, preset
 
@@ -29,7 +31,7 @@ __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOL
            'plot_confusion', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'table_markdown',
            'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'overfitting', 'epochs_to',
            'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'beyond_table', 'digits_comparison',
-           'headline']
+           'headline', 'readme_table', 'update_readme']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -644,3 +646,40 @@ def headline(
              for dataset in dict.fromkeys(tables.dataset)
              if len(evidence(frame, [dataset]))]
     return "\n".join([*lines, *(f"- {note}" for note in shown)])
+
+# %% ../nbs/core/07_figures.ipynb #8e02f6b9
+def readme_table(
+    frame: pd.DataFrame,  # from `gather`
+) -> str:
+    "Accuracy at 40% noise by loss and data set, with its scale, as Markdown"
+    tables = pd.concat([compare(frame, which) for which in
+                        ("table1", "table2")], ignore_index=True)
+    table = tables[(tables.eta == 0.4) & (tables.n > 0)]
+    shown = [dataset for dataset in TITLES if dataset in set(table.dataset)]
+    found = table.set_index(["method", "dataset"])
+    lines = ["| loss | " + " | ".join(map(TITLES.get, shown)) + " |",
+             "|:---|" + "---:|" * len(shown)]
+    for method in dict.fromkeys(tables.method):
+        lines.append(f"| {_label(method)} | " + " | ".join(
+            _seeds(found.loc[method, dataset])
+            if (method, dataset) in found.index else "–"
+            for dataset in shown) + " |")
+    scale = scale_note(frame[frame.eta == 0.4], shown)
+    return "\n".join([*lines, "", textwrap.fill(scale)])
+
+def _seeds(row: pd.Series) -> str:
+    "Mean, spread and number of seeds; bold where it is the best"
+    spread = f" ± {row['std']:.1f}" if row.n > 1 else ""
+    return f"{_bold(row['mean'], row.best_mean)}{spread} ({row.n})"
+
+# %% ../nbs/core/07_figures.ipynb #60c9d1ea
+def update_readme(
+    path: str = "README.md",
+) -> None:
+    "Write the table of the current records between the marks of a README"
+    marks = "<!-- records -->", "<!-- end of records -->"
+    before, rest = Path(path).read_text(encoding="utf-8").split(marks[0])
+    after = rest.split(marks[1])[1]
+    Path(path).write_text(
+        f"{before}{marks[0]}\n\n{readme_table(gather())}\n\n{marks[1]}{after}",
+        encoding="utf-8")

@@ -45,6 +45,14 @@ def test_notebooks_and_library_are_in_sync(clone, command):
     assert generated == {n for n in before if re.fullmatch(r"tce_nb/\w+\.py", n)}
 
 
+def test_the_readme_shows_the_committed_records(clone):
+    before = (clone/"README.md").read_text()
+    environment = {k: v for k, v in os.environ.items() if k != "TCE_RESULTS"}
+    run(sys.executable, "-c", "from tce_nb.figures import update_readme; update_readme()", cwd=clone, env=environment)
+    assert (clone/"README.md").read_text() == before, "make sync writes the table of the records"
+    assert "| CE | " in before
+
+
 # the book runs every notebook with the records there are; these show them, so they are run without and with all
 READERS = [name for name in NOTEBOOKS if re.match(r"nbs/paper/0[4-8]|nbs/beyond/01", name)]
 
