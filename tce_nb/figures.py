@@ -657,7 +657,7 @@ def readme_table(
     table = tables[(tables.eta == 0.4) & (tables.n > 0)]
     shown = [dataset for dataset in TITLES if dataset in set(table.dataset)]
     found = table.set_index(["method", "dataset"])
-    lines = ["| loss | " + " | ".join(map(TITLES.get, shown)) + " |",
+    lines = ["| loss | " + " | ".join(TITLES[name] for name in shown) + " |",
              "|:---|" + "---:|" * len(shown)]
     for method in dict.fromkeys(tables.method):
         lines.append(f"| {_label(method)} | " + " | ".join(
