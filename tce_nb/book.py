@@ -88,8 +88,8 @@ def _set_buttons(app, config) -> None:
 
 # %% ../nbs/core/08_book.ipynb #91d4e7a3
 def _read_side_by_side(app) -> None:
-    "Read as many pages at a time as there are cores"
-    app.parallel = max(app.parallel, os.cpu_count() or 1)
+    "Read a page on each core, eight at most: a kernel takes half a gigabyte"
+    app.parallel = max(app.parallel, min(os.cpu_count() or 1, 8))
     for extension in app.extensions.values():
         if extension.parallel_read_safe is None:
             extension.parallel_read_safe = True
