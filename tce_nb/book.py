@@ -55,6 +55,14 @@ def _has_gpu() -> bool:
     import torch
     return torch.cuda.is_available()
 
+# %% ../nbs/core/08_book.ipynb #91d4e7a3
+def _read_side_by_side(app) -> None:
+    "Read a page on each core, eight at most: a kernel takes half a gigabyte"
+    app.parallel = max(app.parallel, min(os.cpu_count() or 1, 8))
+    for extension in app.extensions.values():
+        if extension.parallel_read_safe is None:
+            extension.parallel_read_safe = True
+
 # %% ../nbs/core/08_book.ipynb #5083481f
 def repository_options(
     git_url: str,  # the project's public address, or ""
@@ -85,11 +93,3 @@ def _set_buttons(app, config) -> None:
     about = settings["DEFAULT"]
     options = repository_options(about["git_url"], about["branch"])
     config.html_theme_options = {**config.html_theme_options, **options}
-
-# %% ../nbs/core/08_book.ipynb #91d4e7a3
-def _read_side_by_side(app) -> None:
-    "Read a page on each core, eight at most: a kernel takes half a gigabyte"
-    app.parallel = max(app.parallel, min(os.cpu_count() or 1, 8))
-    for extension in app.extensions.values():
-        if extension.parallel_read_safe is None:
-            extension.parallel_read_safe = True
