@@ -25,6 +25,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.audit._Runs.longest': ('core/audit.html#_runs.longest', 'tce_nb/audit.py'),
                               'tce_nb.audit._as_printed': ('core/audit.html#_as_printed', 'tce_nb/audit.py'),
                               'tce_nb.audit._extra_time': ('core/audit.html#_extra_time', 'tce_nb/audit.py'),
+                              'tce_nb.audit._luck': ('core/audit.html#_luck', 'tce_nb/audit.py'),
                               'tce_nb.audit._mae': ('core/audit.html#_mae', 'tce_nb/audit.py'),
                               'tce_nb.audit._name': ('core/audit.html#_name', 'tce_nb/audit.py'),
                               'tce_nb.audit._pair_name': ('core/audit.html#_pair_name', 'tce_nb/audit.py'),
