@@ -266,6 +266,9 @@ def compare(
     for column in ("paper", "mean"):
         best = table.groupby(["dataset", "eta"])[column].transform("max")
         table[f"best_{column}"] = table[column] == best
+    made = (table.n + table.diverged > 0).groupby(
+        [table.dataset, table.eta]).transform("all")
+    table["best_mean"] &= made  # a best of what is there may not be one
     return table
 
 # %% ../nbs/core/07_figures.ipynb #9109438a
@@ -367,7 +370,11 @@ def gains_in_words(
     "How the tamed losses of a table compare with cross entropy"
     tamed = table[table.method.str.startswith("tce:")].dropna(
         subset=[column])
-    if tamed.empty: return "no cell has records of both losses yet"
+    whole = tamed.groupby(["dataset", "eta"]).method.transform("count")
+    tamed = tamed[whole == len(ALPHAS) - 1]
+    if tamed.empty: return (
+        "no column has cross entropy and all four exponents yet")
+    single = column == "gain" and tamed.n.min() == 1
     best = tamed.loc[tamed.groupby(["dataset", "eta"])[column].idxmax()]
     fixed = [f"{_label(m)} in {(rows[column] > 0).sum()} of {len(rows)}"
              for m, rows in tamed.groupby("method")]
@@ -376,7 +383,8 @@ def gains_in_words(
             f"{(best[column] > 0).sum()} of {len(best)} columns, by up "
             f"to {top[column]:.1f} points ({TITLES[top.dataset]}, η = "
             f"{top.eta:g}, {_label(top.method)}); a fixed exponent: "
-            f"{', '.join(fixed)}")
+            f"{', '.join(fixed)}"
+            + (" (some on one seed, which decides nothing)" if single else ""))
 
 # %% ../nbs/core/07_figures.ipynb #c838a9a3
 FIG2 = ("ce", "mse", "tce:1", "tce:2")  # the losses the paper draws
@@ -664,8 +672,10 @@ def readme_table(
             _seeds(found.loc[method, dataset])
             if (method, dataset) in found.index else "–"
             for dataset in shown) + " |")
-    scale = scale_note(frame[frame.eta == 0.4], shown)
-    return "\n".join([*lines, "", textwrap.fill(scale)])
+    notes = scale_note(frame[frame.eta == 0.4], shown)
+    if (table.n == 1).any(): notes = (
+        "One seed shows what a run gave, not which loss is better. " + notes)
+    return "\n".join([*lines, "", textwrap.fill(notes)])
 
 def _seeds(row: pd.Series) -> str:
     "Mean, spread and number of seeds; bold where it is the best"

@@ -194,7 +194,7 @@ def test_spread_is_that_of_the_extreme_exponents():
     small = made_up(lambda c: fair(c) + float(c.method[4:] or 0) / 2 if c.method in TAMED else fair(c))
     large = made_up(lambda c: fair(c) + 4 * float(c.method[4:] or 0) if c.method in TAMED else fair(c))
     assert judged(spread(2, SCENARIOS), small) == SUPPORTED and judged(spread(2, SCENARIOS), large) == CONTRADICTED
-    assert spread(2)(large)[0].estimate.mean == pytest.approx(6, abs=0.1)
+    assert spread(2, SCENARIOS)(large)[0].estimate.mean == pytest.approx(6, abs=0.1)
 
 
 def test_undominated_is_more_accurate_or_faster():
