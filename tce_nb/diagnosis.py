@@ -309,7 +309,8 @@ START_WEIGHT = (1 + math.log(10)) ** -2.0  # about 0.09
 def _alpha_at(num_classes: int, start_weight: float) -> float:
     "The paper's alpha whose weight before training is nearest to this"
     alpha = -math.log(start_weight) / math.log1p(math.log(num_classes))
-    return min(2.0, max(0.5, round(2 * alpha) / 2))
+    highest = 2.0 if num_classes > 3 else 1.5  # one best prediction only
+    return min(highest, max(0.5, round(2 * alpha) / 2))
 
 def suggest_alpha(
     num_classes: int,  # K, at least 2
