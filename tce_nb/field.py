@@ -349,8 +349,12 @@ class BiTemperedLoss(FieldLoss):
         self.t1 = _number("t1", t1, 0, 1)
         self.t2 = _number("t2", t2, 1)
 
-    def log_probs(self, logits, dim):
+    def log_prediction(self, logits: Tensor, dim: int) -> Tensor:
+        "Log-probabilities to predict with, in place of the softmax's"
         return tempered_log_softmax(logits, dim, self.t2)
+
+    def log_probs(self, logits, dim):
+        return self.log_prediction(logits, dim)
 
     def cost(self, log_y, log_q, dim):
         power = 2 - self.t1

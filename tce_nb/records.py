@@ -22,8 +22,8 @@ import tce_nb
 from .data import Images
 from .losses import tamed_weight
 from .training import (
-    PRESETS, Config, DamagedCheckpoint, Run, Task, identity, pick_device,
-    predict, preset, report, train, write_whole)
+    PRESETS, Config, DamagedCheckpoint, Run, Task, _criterion, identity,
+    own_logits, pick_device, predict, preset, report, train, write_whole)
 
 # %% auto #0
 __all__ = ['GROUPS', 'SCHEMA', 'READINGS', 'COLUMNS', 'CELL', 'loss_name', 'run_name', 'cell_of', 'recipe_of', 'scale_of',
@@ -189,8 +189,10 @@ def examine(
     "What the network of the last epoch says of every image"
     if run.diverged or run.net is None or run.task is None: return None
     task, net = run.task, run.net
-    def logits(images): return predict(net, Images(
-        images, task.mean, task.std, pick_device(run.config.device))).cpu()
+    criterion, device = (_criterion(run.config, task),
+                         pick_device(run.config.device))
+    def logits(images): return own_logits(criterion, predict(net, Images(
+        images, task.mean, task.std, device)).cpu())
     test, labels = logits(task.data.test_images), task.data.test_labels
     q = test.softmax(1)
     confidence, predicted = q.max(1)

@@ -27,9 +27,9 @@ from .resnet import ResNet
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'PRESETS', 'CPU_SIZES', 'Config', 'preset', 'drops', 'learning_rate', 'stream', 'Task', 'make_task',
-           'calibration_error', 'predict', 'evaluate', 'pick_device', 'Parts', 'prepare', 'train_epoch', 'identity',
-           'CheckpointError', 'DamagedCheckpoint', 'write_whole', 'save_checkpoint', 'load_checkpoint', 'Run',
-           'run_epoch', 'train', 'describe', 'report']
+           'calibration_error', 'predict', 'own_logits', 'evaluate', 'pick_device', 'Parts', 'prepare', 'train_epoch',
+           'identity', 'CheckpointError', 'DamagedCheckpoint', 'write_whole', 'save_checkpoint', 'load_checkpoint',
+           'Run', 'run_epoch', 'train', 'describe', 'report']
 
 # %% ../nbs/core/04_training.ipynb #c3a9f1c4
 @dataclass(frozen=True)
@@ -254,14 +254,24 @@ def predict(
     return torch.cat([net(images.plain(slice(i, i + batch_size))).float()
                       for i in range(0, len(images), batch_size)])
 
+# %% ../nbs/core/04_training.ipynb #c2e6071b
+def own_logits(
+    criterion: Optional[nn.Module],
+    logits: Tensor,
+) -> Tensor:
+    "Logits whose softmax is what the loss takes for probabilities"
+    own = getattr(criterion, "log_prediction", None)
+    return logits if own is None else own(logits, 1)
+
 @torch.inference_mode()
 def evaluate(
     net: nn.Module,
     images: Images,
     labels: Tensor,  # on the device of the images
+    criterion: Optional[nn.Module] = None,  # what it was trained with
 ) -> dict[str, float]:
     "Accuracy, negative log-likelihood and calibration error"
-    logits = predict(net, images)
+    logits = own_logits(criterion, predict(net, images))
     confidence, predicted = logits.softmax(1).max(1)
     correct = predicted == labels
     return dict(accuracy=correct.double().mean().item(),
@@ -524,7 +534,8 @@ def run_epoch(
     if math.isfinite(row["train_loss"]):
         for name, (images, labels) in parts.evaluated.items():
             with parts.autocast:
-                measured = evaluate(parts.model, images, labels)
+                measured = evaluate(parts.model, images, labels,
+                                    parts.criterion)
             if not math.isfinite(measured["nll"]):
                 row["train_loss"] = math.nan  # the weights are no numbers
                 break

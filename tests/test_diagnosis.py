@@ -116,9 +116,9 @@ def test_a_network_that_knows_nothing_takes_everything_for_noise():
 
 
 def test_more_classes_are_tamed_less():
-    suggested = [suggest_alpha(k) for k in (2, 5, 10, 20, 100, 500, 10**6)]
+    suggested = [suggest_alpha(k) for k in (4, 5, 10, 20, 100, 500, 10**6)]
     assert suggested == sorted(suggested, reverse=True) and 0.5 <= suggested[-1] < suggested[0] == 2
-    assert suggest_alpha(np.int64(100)) == 1.5
+    assert suggest_alpha(2) == suggest_alpha(3) == suggest_alpha(np.int64(100)) == 1.5
     assert START_WEIGHT == pytest.approx((1 + math.log(10)) ** -2)
 
 
