@@ -68,9 +68,9 @@ def over_seeds(
     values = values.dropna()
     n = len(values)
     if n == 0: return None
-    half = stats.t.ppf(0.975, n - 1) * values.std() / math.sqrt(n) \
+    half = float(stats.t.ppf(0.975, n - 1) * values.std()) / math.sqrt(n) \
         if n > 1 else math.nan
-    mean = values.mean()
+    mean = float(values.mean())
     return Estimate(mean, mean - half, mean + half, n, n - 1)
 
 # %% ../nbs/core/12_audit.ipynb #cf60b5cf
@@ -84,7 +84,7 @@ def welch(
     "The difference of two printed means with its 95% interval"
     a, b = std ** 2 / n, other_std ** 2 / n
     df = (a + b) ** 2 / ((a ** 2 + b ** 2) / (n - 1))
-    half = stats.t.ppf(0.975, df) * math.sqrt(a + b)
+    half = float(stats.t.ppf(0.975, df)) * math.sqrt(a + b)
     mean = mean - other_mean
     return Estimate(mean, mean - half, mean + half, n, df)
 

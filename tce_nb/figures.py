@@ -583,7 +583,8 @@ def beyond_table(
         ["mean", "std"])
     found["n"] = runs.groupby(["method", "noise"]).selected.count()
     planned = {(loss_name(c.loss, c.alpha), c.noise) for c in jobs}
-    lines = ["| loss | " + " | ".join(noises) + " |",
+    heads = [noise.replace("_", "_<wbr>") for noise in noises]
+    lines = ["| loss | " + " | ".join(heads) + " |",
              "|---|" + "---|" * len(noises)]
     lines += [f"| {method} | " + " | ".join(
         _measured(found, (method, noise), planned) for noise in noises)
