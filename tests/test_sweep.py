@@ -167,8 +167,9 @@ def test_the_plan_is_the_papers_protocol():
         places = {job.name: place for place, job in enumerate(jobs)}
         assert all(places[job.needs] < place for place, job in enumerate(jobs) if job.needs)
     cells = [(j.config.dataset, j.config.eta) for j in plan("cpu")]
-    assert set(cells[:28]) == {("cifar100", 0.4)} and set(cells[28:56]) == {("cifar10", 0.4)}
-    seeds = [j.config.seed for j in plan("cpu")[56:] if j.kind == "train"]
+    assert set(cells[:14]) == {("cifar10", 0.4)} and {eta for _, eta in cells[:56]} == {0.4}
+    assert len(set(cells[:56])) == 4 and set(cells[56:84]) == {("cifar10", 0.4), ("cifar100", 0.4)}
+    seeds = [j.config.seed for j in plan("cpu")[84:] if j.kind == "train"]
     assert seeds == sorted(seeds), "no cell gets a second seed before all have one"
 
 
