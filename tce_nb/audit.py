@@ -609,7 +609,8 @@ def basis(
     "How many comparisons there are, and over how many runs each"
     known = [check.estimate for check in checks if check.estimate]
     runs = sorted({e.n for e in known if e.n})
-    spans = f", {runs[0]} run{'s' * (runs[0] > 1)} each" if len(runs) == 1 else \
+    spans = ", 1 run each" if runs == [1] else \
+        f", {runs[0]} runs each" if len(runs) == 1 else \
         f", {runs[0]} to {runs[-1]} runs each" if runs else \
         ", without a spread" if known else ""
     return f"{len(known)} of {len(checks)} comparisons{spans}"
