@@ -31,7 +31,7 @@ __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOL
            'plot_confusion', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'table_markdown',
            'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'overfitting', 'epochs_to',
            'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'beyond_table', 'digits_comparison',
-           'headline', 'readme_table', 'update_readme']
+           'both_tables', 'headline', 'readme_table', 'update_readme']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -641,12 +641,18 @@ def _verdict(gain: dict[str, float]) -> str:
             f"can tell ({span}).")
 
 # %% ../nbs/core/07_figures.ipynb #bdd0a47b
+def both_tables(
+    frame: pd.DataFrame,  # from `gather`
+) -> pd.DataFrame:
+    "Tables 1 and 2, ours beside the paper's"
+    return pd.concat([compare(frame, which) for which in
+                      ("table1", "table2")], ignore_index=True)
+
 def headline(
     frame: pd.DataFrame,  # from `gather`
 ) -> str:
     "Both tables in a few lines: the paper's gains, ours, and the scale"
-    tables = pd.concat([compare(frame, which) for which in
-                        ("table1", "table2")], ignore_index=True)
+    tables = both_tables(frame)
     filled = (tables.n > 0).sum()
     lines = [f"- **The paper**: {gains_in_words(tables, 'paper_gain')}.",
              f"- **Our runs** ({filled} of {len(tables)} cells measured): "
@@ -661,8 +667,7 @@ def readme_table(
     frame: pd.DataFrame,  # from `gather`
 ) -> str:
     "Accuracy at 40% noise by loss and data set, with its scale, as Markdown"
-    tables = pd.concat([compare(frame, which) for which in
-                        ("table1", "table2")], ignore_index=True)
+    tables = both_tables(frame)
     table = tables[(tables.eta == 0.4) & (tables.n > 0)]
     shown = [dataset for dataset in TITLES if dataset in set(table.dataset)]
     found = table.set_index(["method", "dataset"])
@@ -678,6 +683,7 @@ def readme_table(
         "One seed shows what a run gave, not which loss is better. " + notes)
     return "\n".join([*lines, "", textwrap.fill(notes)])
 
+# %% ../nbs/core/07_figures.ipynb #a7d3c09f
 def _seeds(row: pd.Series) -> str:
     "Mean, spread and number of seeds; bold where it is the best"
     spread = f" ± {row['std']:.1f}" if row.n > 1 else ""
