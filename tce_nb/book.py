@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from configparser import ConfigParser
+from importlib.metadata import EntryPoint
+from multiprocessing import get_context, set_start_method
 from pathlib import Path
 
 import nbformat
+from jupyter_client.provisioning import (
+    KernelProvisionerFactory, LocalProvisioner)
 from nbformat import NotebookNode
 
 # %% auto #0
-__all__ = ['HIDDEN', 'split_directives', 'read_notebook', 'repository_options', 'setup']
+__all__ = ['HIDDEN', 'split_directives', 'read_notebook', 'WarmProvisioner', 'repository_options', 'setup']
 
 # %% ../nbs/core/08_book.ipynb #45016ad6
 _DIRECTIVE = re.compile(r"\s*#\s*\|\s*([\w-]+):?(.*)")
@@ -63,6 +68,54 @@ def _read_side_by_side(app) -> None:
         if extension.parallel_read_safe is None:
             extension.parallel_read_safe = True
 
+# %% ../nbs/core/08_book.ipynb #5b7de2a1
+_HELD = ["ipykernel.kernelapp", "tce_nb.audit", "tce_nb.figures",
+         "tce_nb.training"]  # imported once
+
+def _run_kernel(connection_file: str, cwd: str, env: dict[str, str]) -> None:
+    "Be a Jupyter kernel; called in a fork"
+    from ipykernel.kernelapp import IPKernelApp
+    set_start_method(None, force=True)  # as in any new process
+    os.setsid()
+    os.chdir(cwd)
+    os.environ.update(env)
+    IPKernelApp.launch_instance([
+        "-f", connection_file, "--matplotlib=inline",
+        f"--IPKernelApp.parent_handle={os.getppid()}"])
+
+# %% ../nbs/core/08_book.ipynb #5b7de2a7
+class _Fork:
+    "A kernel in a fork, with what Jupyter uses of `Popen`"
+    stdin = stdout = stderr = None
+
+    def __init__(self, *arguments):
+        self.process = get_context("forkserver").Process(
+            target=_run_kernel, args=arguments)
+        self.process.start()
+        self.pid = self.process.pid
+
+    def poll(self): return self.process.exitcode
+    def wait(self): self.process.join(); return self.process.exitcode
+    def send_signal(self, number): os.kill(self.pid, number)
+
+# %% ../nbs/core/08_book.ipynb #5b7de2a3
+class WarmProvisioner(LocalProvisioner):
+    "Start a kernel as a fork of a process that holds the imports"
+    async def launch_kernel(self, cmd, **options):
+        self.process = _Fork(self.parent.connection_file,
+                             options.get("cwd", "."), options["env"])
+        self.pid = self.pgid = self.process.pid
+        return self.connection_info
+
+def _use_warm_kernels(app=None) -> None:
+    "Make warm kernels the default of this process"
+    if sys.platform != "linux": return
+    get_context("forkserver").set_forkserver_preload(_HELD)
+    factory = KernelProvisionerFactory.instance()
+    factory.provisioners["warm"] = EntryPoint(
+        "warm", "tce_nb.book:WarmProvisioner", factory.GROUP_NAME)
+    factory.default_provisioner_name = "warm"
+
 # %% ../nbs/core/08_book.ipynb #5083481f
 def repository_options(
     git_url: str,  # the project's public address, or ""
@@ -81,9 +134,10 @@ def repository_options(
 
 # %% ../nbs/core/08_book.ipynb #d3f59f33
 def setup(app) -> dict:
-    "Sphinx extension: buttons from settings.ini, pages side by side"
+    "Sphinx extension: buttons from settings.ini, pages read fast"
     app.connect("config-inited", _set_buttons)
     app.connect("builder-inited", _read_side_by_side)
+    app.connect("builder-inited", _use_warm_kernels)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 def _set_buttons(app, config) -> None:

@@ -126,8 +126,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(epochs=256),
     "cpu": dict(epochs=40, device="cpu"),
     "digits": dict(train_per_class=50, epochs=40, batch_size=32, depth=8),
-    "smoke": dict(train_per_class=100, test_per_class=20, batch_size=32,
-                  depth=8),
+    "smoke": dict(train_per_class=100, test_per_class=20, epochs=4,
+                  batch_size=16, depth=8),
 }
 CPU_SIZES = {  # training and test images per class, epochs
     "cifar100": (50, 20, 40), "cifar10": (500, 200, 40),
