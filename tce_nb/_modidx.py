@@ -5,6 +5,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.audit.Check': ('core/audit.html#check', 'tce_nb/audit.py'),
                               'tce_nb.audit.Claim': ('core/audit.html#claim', 'tce_nb/audit.py'),
                               'tce_nb.audit.Estimate': ('core/audit.html#estimate', 'tce_nb/audit.py'),
+                              'tce_nb.audit.Estimate.__str__': ('core/audit.html#estimate.__str__', 'tce_nb/audit.py'),
                               'tce_nb.audit.Estimate.widened': ('core/audit.html#estimate.widened', 'tce_nb/audit.py'),
                               'tce_nb.audit.Evidence': ('core/audit.html#evidence', 'tce_nb/audit.py'),
                               'tce_nb.audit.Evidence.compare': ('core/audit.html#evidence.compare', 'tce_nb/audit.py'),

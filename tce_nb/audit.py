@@ -54,6 +54,9 @@ class Estimate:
                         self.mean + factor * (self.high - self.mean),
                         self.n, self.df)
 
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ({self.low:.2f} to {self.high:.2f})"
+
 # %% ../nbs/core/12_audit.ipynb #c674f800
 def printed(
     value: float,

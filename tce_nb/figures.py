@@ -317,7 +317,7 @@ def _entry(row: pd.Series) -> str:
         f" ± {row['std']:.1f}" if row.n > 1 else "") + f" ({row.n})"
         if row.n else "diverged" if row.diverged else "no records"]
     if row.n and row.diverged: lines.append(f"{row.diverged} diverged")
-    if row.method != "ce": lines.append(
+    if row.n and row.method != "ce": lines.append(
         "–" if math.isnan(row.gain) else f"{row.gain:+.1f} to CE")
     gain = "" if row.method == "ce" else f" ({row.paper_gain:+.1f})"
     lines.append("–" if math.isnan(row.paper) else
