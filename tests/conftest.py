@@ -3,6 +3,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -16,6 +17,7 @@ from tce_nb.sweep import plan
 from tce_nb.training import Run, make_task
 
 ROOT = Path(__file__).parents[1]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C, and so would the children
 SKIP = {".venv", "_build", ".pytest_cache", ".mypy_cache", "__pycache__", ".hypothesis", "tce_nb.egg-info"}
 
 
