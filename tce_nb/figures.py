@@ -22,16 +22,16 @@ from .losses import tame, tamed_weight
 from .noise import NoisyLabels
 from .records import (
     cells, gather, loss_name, paired_difference, paper_numbers)
-from .sweep import plan
+from .sweep import ETAS, METHODS, plan
 from .training import Config, drops, preset
 
 # %% auto #0
 __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'alpha_style', 'method_style',
            'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
            'plot_confusion', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'table_markdown',
-           'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'overfitting', 'epochs_to',
-           'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'beyond_table', 'digits_comparison',
-           'both_tables', 'headline', 'readme_table', 'update_readme']
+           'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'plot_ten_classes',
+           'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed',
+           'beyond_table', 'digits_comparison', 'both_tables', 'headline', 'readme_table', 'update_readme']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -411,21 +411,21 @@ def plot_learning(
     config = preset(evidence_scale(frame, [dataset]), dataset=dataset)
     for letter, axes, eta in zip("abcdef", panels.flat,
                                  (0.0, 0.0, 0.2, 0.4, 0.6, 0.8)):
-        _plot_curves(axes, rows[rows.eta == eta])
+        _plot_curves(axes, rows[rows.eta == eta], FIG2)
         axes.set(title=f"({letter}) η = {eta:g}", ylim=(None, 100),
                  xlim=(1, config.epochs), xticks=drops(config))
     for axes in panels[:, 0]: axes.set_ylabel("test error (%)")
     for axes in panels[-1]: axes.set_xlabel("epoch")
     panels[0, 1].set_title("(b) η = 0, detail")
     _zoom(panels[0, 0], panels[0, 1], rows[rows.eta == 0], config.epochs)
-    handles = [plt.Line2D([], [], **method_style(m)) for m in FIG2]
-    figure.legend(handles=handles, ncols=4, loc="outside upper center")
+    _name_losses(figure, FIG2)
     return figure
 
 # %% ../nbs/core/07_figures.ipynb #1c28e7d0
-def _plot_curves(axes: Axes, rows: pd.DataFrame) -> None:
+def _plot_curves(axes: Axes, rows: pd.DataFrame,
+                 methods: Iterable[str]) -> None:
     "A panel: mean error of each loss, and the range over its seeds"
-    for method in FIG2:
+    for method in methods:
         error = 100 - 100 * rows[rows.method == method].pivot(
             index="epoch", columns="seed", values="accuracy")
         if error.empty: continue
@@ -436,6 +436,11 @@ def _plot_curves(axes: Axes, rows: pd.DataFrame) -> None:
                           color=style["color"], alpha=0.15, linewidth=0)
     if not axes.lines: axes.text(0.5, 0.5, "no records yet", ha="center",
                                  transform=axes.transAxes)
+
+def _name_losses(figure: Figure, methods: Iterable[str]) -> None:
+    "One legend above all panels"
+    handles = [plt.Line2D([], [], **method_style(m)) for m in methods]
+    figure.legend(handles=handles, ncols=4, loc="outside upper center")
 
 # %% ../nbs/core/07_figures.ipynb #abae9d90
 def _zoom(whole: Axes, detail: Axes, rows: pd.DataFrame,
@@ -450,6 +455,30 @@ def _zoom(whole: Axes, detail: Axes, rows: pd.DataFrame,
     whole.add_patch(plt.Rectangle(
         (left, low), right - left, high - low, fill=False, linestyle="--",
         edgecolor="0.4"))
+
+# %% ../nbs/core/07_figures.ipynb #94d634bd
+def plot_ten_classes(
+    frame: pd.DataFrame,    # from `gather`
+    history: pd.DataFrame,  # from `histories`
+    datasets: tuple[str, ...] = ("cifar10", "svhn", "mnist"),
+) -> Figure:
+    "Test error by epoch at the noise ratios of Table 2, a row a data set"
+    figure, panels = plt.subplots(
+        len(datasets), 3, squeeze=False, sharey="row",
+        figsize=(8, 0.8 + 2.4 * len(datasets)))
+    for line, dataset in zip(panels, datasets):
+        rows = curves(frame, history, dataset)
+        config = preset(evidence_scale(frame, [dataset]), dataset=dataset)
+        for axes, eta in zip(line, sorted(ETAS[dataset])):
+            _plot_curves(axes, rows[rows.eta == eta], METHODS)
+            axes.set(title=f"{TITLES[dataset]}, η = {eta:g}",
+                     xlim=(1, config.epochs), xticks=drops(config))
+        drawn = any(axes.lines for axes in line)
+        line[0].set(ylabel="test error (%)",
+                    ylim=(0, None if drawn else 100))
+    for axes in panels[-1]: axes.set_xlabel("epoch")
+    _name_losses(figure, METHODS)
+    return figure
 
 # %% ../nbs/core/07_figures.ipynb #119aaf06
 def overfitting(

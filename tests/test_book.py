@@ -55,6 +55,12 @@ def test_section_2_has_nine_equations_and_figure_1(pages):
     assert len(figure) == 1 and figure[0][1].endswith(".svg")
 
 
+@pytest.mark.parametrize("page, kind, numbers", [("04_accuracy", "Table", [1, 2]), ("05_learning", "Fig.", [2]), ("06_speed", "Fig.", [3])])
+def test_figures_and_tables_are_numbered_as_in_the_paper(pages, page, kind, numbers):
+    found = re.findall(r'class="caption-number">([A-Z][a-z.]*) (\d) ', pages[f"nbs/paper/{page}.html"])
+    assert found == [(kind, str(n)) for n in numbers]
+
+
 def test_every_picture_exists_and_is_described(book, pages):
     for name, page in pages.items():
         main = re.search(r"<main.*?</main>", page, re.S)[0]
