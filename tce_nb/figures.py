@@ -243,7 +243,8 @@ def _scale_sentence(runs: pd.DataFrame, title: str) -> str:
         form.format(value) for value in sorted(set(runs[column])))
     return (f"{title}: preset `{each('scale', '{}')}`, {each('trained_on')} "
             f"training and {each('tested_on')} test images, "
-            f"{each('epochs')} epochs, {len(runs)} runs on "
+            f"{each('epochs')} epochs, "
+            f"{len(runs)} run{'s' * (len(runs) > 1)} on "
             f"{each('made_on', '{}').upper()} ({each('hardware', '{}')}).")
 
 # %% ../nbs/core/07_figures.ipynb #2752f459
@@ -380,7 +381,8 @@ def gains_in_words(
              for m, rows in tamed.groupby("method")]
     top = best.loc[best[column].idxmax()]
     return (f"the best exponent beats cross entropy in "
-            f"{(best[column] > 0).sum()} of {len(best)} columns, by up "
+            f"{(best[column] > 0).sum()} of {len(best)} column"
+            f"{'s' * (len(best) > 1)}, by up "
             f"to {top[column]:.1f} points ({TITLES[top.dataset]}, η = "
             f"{top.eta:g}, {_label(top.method)}); a fixed exponent: "
             f"{', '.join(fixed)}"
