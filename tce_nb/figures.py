@@ -30,8 +30,9 @@ __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOL
            'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
            'plot_confusion', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'table_markdown',
            'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'plot_ten_classes',
-           'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed',
-           'beyond_table', 'digits_comparison', 'both_tables', 'headline', 'readme_table', 'update_readme']
+           'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'plot_runs',
+           'conspicuous', 'start_epochs', 'beyond_table', 'digits_comparison', 'both_tables', 'headline',
+           'readme_table', 'update_readme']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -210,12 +211,13 @@ def evidence_scale(
 def evidence(
     frame: pd.DataFrame,  # from `gather`
     datasets: Iterable[str] = DATASETS,  # of a table or figure
+    held_out: bool = False,  # the hold-out runs instead
 ) -> pd.DataFrame:
     "The runs on all training data that are shown for these data sets"
     usual = (frame.noise == "uniform_including_true") | (frame.eta == 0)
     return frame[usual & frame.dataset.isin([*datasets])
                  & (frame.scale == evidence_scale(frame, datasets))
-                 & (frame.hold_out == 0)]
+                 & ((frame.hold_out > 0) == held_out)]
 
 # %% ../nbs/core/07_figures.ipynb #7f8c404f
 TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN",
@@ -436,12 +438,16 @@ def _plot_curves(axes: Axes, rows: pd.DataFrame,
                   **{**style, "linewidth": 1.5})
         axes.fill_between(error.index, error.min(axis=1), error.max(axis=1),
                           color=style["color"], alpha=0.15, linewidth=0)
-    if not axes.lines: axes.text(0.5, 0.5, "no records yet", ha="center",
-                                 transform=axes.transAxes)
+    _say_if_empty(axes)
 
-def _name_losses(figure: Figure, methods: Iterable[str]) -> None:
+def _say_if_empty(axes: Axes) -> None:
+    "Words where there is nothing to draw"
+    if not axes.has_data(): axes.text(0.5, 0.5, "no records yet", ha="center",
+                                      transform=axes.transAxes)
+
+def _name_losses(figure: Figure, methods: Iterable[str], **style) -> None:
     "One legend above all panels"
-    handles = [plt.Line2D([], [], **method_style(m)) for m in methods]
+    handles = [plt.Line2D([], [], **method_style(m) | style) for m in methods]
     figure.legend(handles=handles, ncols=4, loc="outside upper center")
 
 # %% ../nbs/core/07_figures.ipynb #abae9d90
@@ -585,8 +591,7 @@ def _plot_points(axes: Axes, points: pd.DataFrame, threshold: float) -> None:
                       xerr=_spread(point.epochs_std),
                       yerr=_spread(point.accuracy_std),
                       **_point_style(str(method)))
-    if not axes.has_data(): axes.text(0.5, 0.5, "no records yet", ha="center",
-                                      transform=axes.transAxes)
+    _say_if_empty(axes)
     reach = "a threshold" if math.isnan(threshold) else f"{threshold:.1%}"
     axes.set(xlabel=f"epochs until accuracy > {reach}",
              ylabel="test accuracy (%)")
@@ -599,6 +604,73 @@ def _point_style(method: str) -> dict:
 def _spread(std: float) -> Optional[float]:
     "A length for an error bar, if there is one"
     return None if math.isnan(std) else std
+
+# %% ../nbs/core/07_figures.ipynb #5c1d7a11
+def plot_runs(
+    frame: pd.DataFrame,  # from `gather`
+    datasets: tuple[str, ...] = DATASETS,
+) -> Figure:
+    "The test accuracy of every run, a panel a data set"
+    figure, panels = plt.subplots(
+        len(datasets), squeeze=False, figsize=(8, 0.8 + 2.2 * len(datasets)))
+    colours = [method_style(method)["color"] for method in METHODS]
+    for axes, dataset in zip(panels.flat, datasets):
+        for held_out, marker in ((False, "o"), (True, "x")):
+            runs = evidence(frame, [dataset], held_out)
+            sns.stripplot(
+                runs.assign(percent=100 * runs.selected), x="eta",
+                y="percent", hue="method", order=sorted(ETAS[dataset]),
+                hue_order=METHODS, palette=colours, dodge=True, jitter=False,
+                marker=marker, linewidth=held_out, alpha=0.8, legend=False,
+                ax=axes)
+        axes.set(title=TITLES[dataset], xlabel="", ylim=(0, None),
+                 ylabel="test accuracy (%)")
+        _say_if_empty(axes)
+    panels[-1, 0].set_xlabel("noise ratio η")
+    _name_losses(figure, METHODS, marker="o", linewidth=0)
+    return figure
+
+# %% ../nbs/core/07_figures.ipynb #5c1d7a14
+def conspicuous(
+    frame: pd.DataFrame,    # from `gather`
+    history: pd.DataFrame,  # from `histories`
+    points: float = 5,      # percentage points that are many
+) -> dict[str, list[str]]:  # what was seen: the cells, named
+    "The cells whose runs stand out, by what is strange about them"
+    runs = pd.concat([evidence(frame, [dataset], held_out) for dataset
+                      in DATASETS for held_out in (False, True)])
+    full, held = runs[runs.hold_out == 0], runs[runs.hold_out > 0]
+    cell, many = ["dataset", "eta", "method"], points / 100
+    seeds = full.groupby(cell).selected
+    apart = held.join(seeds.mean().rename("mean"), on=cell)
+    found = {
+        "diverged": runs[runs.diverged.notna()],
+        "end no better than a guess": runs[runs["last"] < 1.5 / runs.classes],
+        "still guess after a quarter of the epochs":
+            runs[start_epochs(runs, history) > runs.epochs / 4],
+        f"seeds more than {points:g} points apart":
+            full[seeds.transform("max") - seeds.transform("min") > many],
+        f"hold-out run more than {points:g} points from the seeds' mean":
+            apart[(apart.selected - apart["mean"]).abs() > many]}
+    return {what: _name_cells(odd) for what, odd in found.items()}
+
+# %% ../nbs/core/07_figures.ipynb #5c1d7a15
+def start_epochs(
+    runs: pd.DataFrame,     # some of `gather`
+    history: pd.DataFrame,  # from `histories`
+) -> pd.Series:
+    "The epoch in which each run becomes twice as good as a guess"
+    curve = history.sort_values("epoch").groupby("name").test_accuracy
+    curve = curve.agg(list)
+    return pd.Series([epochs_to(2 / run.classes, curve.get(run.name, []))
+                      for run in runs.itertuples()], runs.index, dtype=float)
+
+def _name_cells(runs: pd.DataFrame) -> list[str]:
+    "Loss, data set and noise ratios of some runs"
+    groups = runs.groupby(["dataset", "method"], sort=False).eta
+    return [f"{_label(method)} on {TITLES[dataset]} (η = "
+            f"{', '.join(f'{eta:g}' for eta in sorted(set(etas)))})"
+            for (dataset, method), etas in groups]
 
 # %% ../nbs/core/07_figures.ipynb #ce786906
 def beyond_table(
