@@ -28,7 +28,7 @@ from .training import Config, drops, preset
 # %% auto #0
 __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'alpha_style', 'method_style',
            'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
-           'plot_confusion', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'table_markdown',
+           'plot_confusion', 'in_tables', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'table_markdown',
            'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'plot_ten_classes',
            'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'plot_runs',
            'conspicuous', 'start_epochs', 'beyond_table', 'digits_comparison', 'both_tables', 'headline',
@@ -199,12 +199,22 @@ def plot_confusion(
 EVIDENCE = ("paper", "cpu")  # presets that count, the first there is
 DATASETS = ("cifar100", "cifar10", "svhn", "mnist")
 
+def in_tables(
+    frame: pd.DataFrame,  # from `gather`
+    datasets: Iterable[str] = DATASETS,
+) -> pd.DataFrame:
+    "The runs of the paper's cells: its losses under its noise, at any scale"
+    usual = (frame.noise == "uniform_including_true") | (frame.eta == 0)
+    return frame[usual & frame.method.isin(METHODS)
+                 & frame.dataset.isin([*datasets])]
+
+# %% ../nbs/core/07_figures.ipynb #b1447c94
 def evidence_scale(
     frame: pd.DataFrame,  # from `gather`
     datasets: Iterable[str] = DATASETS,  # of a table or figure
 ) -> str:
     "The preset whose records are shown for these data sets"
-    ours = frame[frame.dataset.isin([*datasets]) & (frame.hold_out == 0)]
+    ours = in_tables(frame[frame.hold_out == 0], datasets)
     return next((scale for scale in EVIDENCE
                  if (ours.scale == scale).any()), EVIDENCE[-1])
 
@@ -214,10 +224,8 @@ def evidence(
     held_out: bool = False,  # the hold-out runs instead
 ) -> pd.DataFrame:
     "The runs on all training data that are shown for these data sets"
-    usual = (frame.noise == "uniform_including_true") | (frame.eta == 0)
-    return frame[usual & frame.dataset.isin([*datasets])
-                 & (frame.scale == evidence_scale(frame, datasets))
-                 & ((frame.hold_out > 0) == held_out)]
+    scale, frame = evidence_scale(frame, datasets), in_tables(frame, datasets)
+    return frame[(frame.scale == scale) & ((frame.hold_out > 0) == held_out)]
 
 # %% ../nbs/core/07_figures.ipynb #7f8c404f
 TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN",
@@ -377,18 +385,24 @@ def gains_in_words(
     tamed = tamed[whole == len(ALPHAS) - 1]
     if tamed.empty: return (
         "no column has cross entropy and all four exponents yet")
-    single = column == "gain" and tamed.n.min() == 1
     best = tamed.loc[tamed.groupby(["dataset", "eta"])[column].idxmax()]
     fixed = [f"{_label(m)} in {(rows[column] > 0).sum()} of {len(rows)}"
              for m, rows in tamed.groupby("method")]
     top = best.loc[best[column].idxmax()]
     return (f"the best exponent beats cross entropy in "
             f"{(best[column] > 0).sum()} of {len(best)} column"
-            f"{'s' * (len(best) > 1)}, by up "
-            f"to {top[column]:.1f} points ({TITLES[top.dataset]}, η = "
-            f"{top.eta:g}, {_label(top.method)}); a fixed exponent: "
-            f"{', '.join(fixed)}"
-            + (" (some on one seed, which decides nothing)" if single else ""))
+            f"{'s' * (len(best) > 1)} (by luck alone, of five equal losses: "
+            f"in {1 - 1 / len(ALPHAS):.0%}), at best by {top[column]:+.1f} "
+            f"points ({TITLES[top.dataset]}, η = {top.eta:g}, "
+            f"{_label(top.method)}); a fixed exponent: {', '.join(fixed)}"
+            + (_one_seed(tamed.n) if column == "gain" else ""))
+
+# %% ../nbs/core/07_figures.ipynb #79772eb5
+def _one_seed(seeds: pd.Series) -> str:
+    "A warning where cells rest on a single run"
+    if seeds.min() > 1: return ""
+    some = "all" if seeds.max() == 1 else "some"
+    return f" ({some} on one seed, which decides nothing)"
 
 # %% ../nbs/core/07_figures.ipynb #c838a9a3
 FIG2 = ("ce", "mse", "tce:1", "tce:2")  # the losses the paper draws
@@ -645,8 +659,9 @@ def conspicuous(
     apart = held.join(seeds.mean().rename("mean"), on=cell)
     found = {
         "diverged": runs[runs.diverged.notna()],
-        "end no better than a guess": runs[runs["last"] < 1.5 / runs.classes],
-        "still guess after a quarter of the epochs":
+        "end below one and a half times a guess":
+            runs[runs["last"] < 1.5 / runs.classes],
+        "stay below twice a guess for a quarter of the epochs":
             runs[start_epochs(runs, history) > runs.epochs / 4],
         f"seeds more than {points:g} points apart":
             full[seeds.transform("max") - seeds.transform("min") > many],

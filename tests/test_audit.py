@@ -10,7 +10,8 @@ from made_up import accuracy_of, make_up as made_up_records
 
 from tce_nb.audit import (
     CLAIMS, CONTRADICTED, IN_PART, MISSING, NO, OPEN, SCENARIOS, SUPPORTED, TAMED, UNTESTED, VERDICTS, YES, Cell, Claim,
-    Estimate, Printed, Recorded, above, against, alike, at_full_scale, audit, best_alpha, cells_of, equals, every,
+    Estimate, Printed, Recorded, above, against, alike, at_full_scale, audit, best_alpha, cells_of, common_spread,
+    effect, equals, every,
     gains, guessing, judge, larger, positive, provenance, runs_behind,
     section, some, spread, summary, together, undominated, verdict, within)
 from tce_nb.data import CLASSES
@@ -213,8 +214,20 @@ def test_speed_and_runs_that_never_arrive():
     never = made_up(lambda c: fair(c) * (0.1 if c.method == "mse" else 1))
     assert never.level("speed", mse).mean == 20  # the last epoch
     assert outcomes(larger("speed", [(mse, ce)]), never) == [YES]
-    assert never.compare("speed", mse, mse) is None
+    assert outcomes(larger("speed", [(mse, mse)]), never) == [OPEN]  # neither gets there
+    assert "neither gets there" in effect(larger("speed", [(mse, mse)])(never))
     assert made_up(fair, [mse]).level("speed", mse) is None  # no cross entropy to set the bar
+
+
+def test_few_seeds_can_contradict_a_claim_about_many_cells():
+    "One of 56 comparisons that clearly loses, with three seeds, is enough"
+    cells = cells_of(*TAMED)
+    worse = Cell("cifar100", 0.4, "tce:2")
+    ours = made_up(lambda c: fair(c) + (c.method in TAMED) - 6 * (c == worse), seeds=3, spread=0.5)
+    found = dict(zip(cells, outcomes(larger("accuracy", against(cells, "ce")), ours)))
+    assert found[worse] == NO and list(found.values()).count(NO) == 1
+    std, df = common_spread(ours, "cifar100")
+    assert 0.2 < std < 2 and df == 5 * 2 * 5  # noise ratios, seeds and losses without MAE, less one
 
 
 def test_slides_and_drops():
@@ -297,7 +310,7 @@ def test_there_are_enough_claims_and_all_is_said_of_each():
 
 EXPECTED = {
     "best-alpha": SUPPORTED, "every-alpha": CONTRADICTED, "best-loss": SUPPORTED, "gains": SUPPORTED,
-    "general": IN_PART, "noise": IN_PART, "clean": SUPPORTED, "moderate": SUPPORTED, "sensitivity": CONTRADICTED,
+    "general": IN_PART, "noise": IN_PART, "clean": SUPPORTED, "moderate": IN_PART, "sensitivity": CONTRADICTED,
     "range": UNTESTED, "trade-off": IN_PART, "mae": SUPPORTED, "hardest": CONTRADICTED, "mse-noise": IN_PART, "mse-like": IN_PART,
     "drop": UNTESTED, "slide-clean": UNTESTED, "slide-noise": UNTESTED, "slide-loss": UNTESTED,
     "first-stage": IN_PART, "same-speed": IN_PART, "all-speed": CONTRADICTED, "mse-slowest": SUPPORTED,
@@ -356,9 +369,10 @@ def test_claims_come_true_where_they_are():
                    delay=lambda c: {"mse": 1.6, "tce:2": 1.5, "tce:1.5": 1.2}.get(c.method, 1.0))
     found = {name: judge(claim, ours).verdict for name, claim in BY_NAME.items()}
     true = {name for name in found if found[name] == SUPPORTED}
-    assert true >= {"best-alpha", "best-loss", "clean", "moderate", "mae", "mse-noise",
-                    "drop", "slide-clean", "slide-noise", "slide-loss", "same-speed", "mse-slowest"}, found
-    assert found["trade-off"] == IN_PART and found["range"] == UNTESTED  # all that their comparisons can say
+    assert true >= {"best-alpha", "best-loss", "clean", "mae", "mse-noise",
+                    "drop", "slide-clean", "slide-loss", "same-speed", "mse-slowest"}, found
+    partly = {"trade-off", "moderate", "slide-noise"}  # all that their comparisons can say
+    assert {found[name] for name in partly} == {IN_PART} and found["range"] == UNTESTED
     assert found["gains"] == CONTRADICTED  # these gains are smaller
     assert found["time"] == UNTESTED  # no benchmark given
 
