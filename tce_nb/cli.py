@@ -16,8 +16,9 @@ try:
     from rich.markup import escape
     from rich.table import Table
     from tce_nb.data import DataError
-    from tce_nb.records import CELL, Files, cells, gather, read_record, \
-        results_folder
+    from tce_nb.records import (
+        CELL, Files, RecordError, cells, gather, read_record, results_folder,
+        selected_by)
     from tce_nb.noise import NOISES
     from tce_nb.sweep import (
         FIELD, METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State,
@@ -56,7 +57,10 @@ def _positive(kind, zero: bool = False):
 
 def _size(text: str):
     "How much to hold out"
-    return text if text == "preset" else float(text)
+    try: return text if text == "preset" else float(text)
+    except ValueError: raise argparse.ArgumentTypeError(
+        f"got {text}, expected a number of images, or below 1 a share of "
+        "them") from None
 
 # %% ../nbs/core/09_cli.ipynb #d511ae9a
 _EXAMPLES = dict(
@@ -71,7 +75,7 @@ _EXAMPLES = dict(
   tce sweep --preset paper --dataset cifar100 --loss tce:1.5 --eta 0.4
                                                  # one cell of Table 1
   tce sweep --preset cpu --dataset cifar10 --loss ce tce --seeds 1
-  tce sweep --preset smoke --set epochs=30 noise=uniform_excluding_true
+  tce sweep --preset smoke --noise pair_flip --set epochs=30 lr=0.05
   tce sweep --preset paper --ray auto --gpus-per-run 0.25""",
     status="""examples:
   tce status                                     # every preset begun here
@@ -131,17 +135,18 @@ def _run_options(parser) -> None:
 def _cell_options(parser, required: bool) -> None:
     "Which cells"
     parser.add_argument("--preset", choices=SEEDS, required=required)
-    parser.add_argument("--dataset", nargs="+", metavar="NAME")
-    parser.add_argument("--loss", nargs="+", metavar="LOSS",
+    several = dict(nargs="+", action="extend")
+    parser.add_argument("--dataset", metavar="NAME", **several)
+    parser.add_argument("--loss", metavar="LOSS", **several,
                         help=f"of {', '.join(METHODS)}; tce: all "
                         f"exponents; or of {', '.join(FIELD)}")
-    parser.add_argument("--eta", nargs="+", type=float, metavar="ETA")
-    parser.add_argument("--noise", nargs="+", metavar="KIND",
+    parser.add_argument("--eta", type=float, metavar="ETA", **several)
+    parser.add_argument("--noise", metavar="KIND", **several,
                         help=f"of {', '.join(NOISES)}")
     parser.add_argument("--seeds", type=int, metavar="N",
                         help="runs for each mean (default: " + ", ".join(
                             f"{k} {n}" for k, n in SEEDS.items()) + ")")
-    parser.add_argument("--set", nargs="+", metavar="FIELD=VALUE", default=[],
+    parser.add_argument("--set", metavar="FIELD=VALUE", default=[], **several,
                         help="change a field of every run: epochs=10 lr=0.05")
 
 # %% ../nbs/core/09_cli.ipynb #f624533a
@@ -163,7 +168,8 @@ def _sweep_options(parser) -> None:
 def _results_options(parser) -> None:
     "Which tables, and how"
     parser.add_argument("--preset", choices=[*PRESETS, "custom"])
-    parser.add_argument("--dataset", nargs="+", metavar="NAME")
+    parser.add_argument("--dataset", nargs="+", action="extend",
+                        metavar="NAME")
     parser.add_argument("--reading", default="selected",
                         choices=["selected", "last", "oracle"])
     form = parser.add_mutually_exclusive_group()
@@ -212,7 +218,18 @@ def run_config(
     scale = options.preset or ("smoke" if dataset == "digits" else "cpu")
     if given.get("hold_out") == "preset":
         given["hold_out"] = hold_out_size(scale)
-    return preset(scale, **{**given, **method})
+    config = preset(scale, **{**given, **method})
+    _check_effect(given, config)
+    return config
+
+# %% ../nbs/core/09_cli.ipynb #f37be1d9
+def _check_effect(given: dict, config: Config) -> None:
+    "Refuse options that would change nothing"
+    if "noise" in given and config.eta == 0: raise ValueError(
+        f"--noise: got {config.noise} without noise; expected --eta above 0"
+        + (", 1 for a file" if ":" in config.noise else ""))
+    if "hold_out_noisy" in given and config.hold_out == 0: raise ValueError(
+        "--hold-out-noisy: has no effect without --hold-out")
 
 # %% ../nbs/core/09_cli.ipynb #9643ec1e
 def command_run(options: argparse.Namespace) -> int:
@@ -236,12 +253,14 @@ def _plan(options: argparse.Namespace, scale: Optional[str] = None):
 def _changes(words: list[str]) -> dict[str, Any]:
     "Fields and values from words such as `epochs=10`"
     free = {f.name for f in fields(Config)} - {
-        "dataset", "loss", "alpha", "eta", "seed"}
+        "dataset", "loss", "alpha", "eta", "noise", "seed"}
     changes = {}
     for word in words:
         name, given, value = word.partition("=")
-        if name not in free or not given:
-            raise ValueError(unknown("--set", word, sorted(free)))
+        if name not in free: raise ValueError(
+            unknown("--set", name, sorted(free)))
+        if not given: raise ValueError(
+            f"--set: got {word!r}, expected {word}=VALUE")
         try: changes[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError): changes[name] = value
     return changes
@@ -262,7 +281,10 @@ def _work_off(jobs: list[Job], options, results: Path) -> int:
     if options.dry_run: return _dry_run(jobs, options, results)
     pool = _pool(options, results)
     with _stop_on_signals(), _Screen(results, options.data) as screen:
-        try: states = Sweep(jobs, pool, results, screen.tell).run()
+        try:
+            sweep = Sweep(jobs, pool, results, screen.tell)
+            _say_done(sweep, options)
+            states = sweep.run()
         finally: pool.close()
     failed = [state for state in states if state.state == "failed"]
     if options.json: print(json.dumps([_json_state(s) for s in states],
@@ -270,12 +292,34 @@ def _work_off(jobs: list[Job], options, results: Path) -> int:
     for state in failed:
         print(f"failed: {state.job.name}: {state.reason}\n  log: "
               f"{Files(state.job.name, results).log}", file=sys.stderr)
+    for line in _other_epochs(states, results): print(line, file=sys.stderr)
     return 1 if failed else 0
 
+# %% ../nbs/core/09_cli.ipynb #5207955e
 def _json_state(state: State) -> dict[str, Any]:
     "A job for a program to read"
     return dict(name=state.job.name, kind=state.job.kind, state=state.state,
                 reason=state.reason or None)
+
+def _say_done(sweep: Sweep, options: argparse.Namespace) -> None:
+    "What is recorded already, so that nobody waits for it"
+    done = [s.job.name for s in sweep.states.values() if s.state == "done"]
+    if not done: return
+    only = f": {in_words(done[0], sweep.results)}" \
+        if len(sweep.states) == 1 else ""
+    again = "; --rerun trains again" if options.verb == "run" else ""
+    print(f"{len(done)} of {len(sweep.states)} recorded already{only}{again}",
+          file=sys.stderr)
+
+def _other_epochs(states: list[State], results: Path):
+    "Runs that are recorded at the epoch of another hold-out run"
+    for state in states:
+        if state.state != "done" or not state.job.needs: continue
+        name, chosen = state.job.name, selected_by(state.job.needs, results)
+        at = read_record(Files(name, results).record)["readings"]["selected"]
+        if at and at["epoch"] != chosen: yield (
+            f"{name}: recorded at epoch {at['epoch']}, which another hold-out "
+            f"run selected; that of this sweep selects {chosen}")
 
 # %% ../nbs/core/09_cli.ipynb #0b153b63
 def _pool(options: argparse.Namespace, results: Path):
@@ -336,7 +380,8 @@ def in_words(
     results: Path,  # folder of results
 ) -> str:
     "What came out of a run"
-    record = read_record(Files(name, results).record)
+    try: record = read_record(Files(name, results).record)
+    except RecordError as error: return str(error)
     if record["diverged"]: return f"diverged in epoch {record['diverged']}"
     last, chosen = (record["readings"][w] for w in ("last", "selected"))
     text = f"test {100 * last['test_accuracy']:.2f}% at the last epoch"
@@ -436,7 +481,9 @@ def command_status(options: argparse.Namespace) -> int:
         begun = any(state.state != "waiting" for state in states)
         if begun or options.preset: report.append((scale, states))
     planned = {s.job.name for _, states in report for s in states}
-    others = {} if options.preset else {
+    some = (options.preset, options.dataset, options.loss, options.eta,
+            options.noise, options.seeds, options.set)
+    others = {} if any(some) else {
         name: look_by_name(name, results)
         for name in _names(results) - planned}
     if options.json: _print_json(report, others, results)
@@ -452,9 +499,12 @@ def _names(results: Path) -> set[str]:
 # %% ../nbs/core/09_cli.ipynb #63717413
 def _print_json(report: list, others: dict, results: Path) -> None:
     "The status for a program"
-    presets = {scale: [{**_json_state(s), **progress_of(s.job.name, results)}
+    def as_said(word): return word.replace("elsewhere", "running")
+    presets = {scale: [{**_json_state(s), "state": as_said(s.state),
+                        **progress_of(s.job.name, results)}
                        for s in states] for scale, states in report}
-    other = [dict(name=name, state=word, reason=reason or None)
+    other = [dict(name=name, state=as_said(word), reason=reason or None,
+                  **progress_of(name, results))
              for name, (word, reason) in others.items()]
     print(json.dumps({**presets, "other": other}, indent=1))
 
@@ -493,18 +543,26 @@ def result_tables(
     across = [name for name in CELL if name not in ("method", "eta")]
     for key, group in frame.groupby(across):
         about = dict(zip(across, key))
-        title = ("{dataset}, {scale}: {trained_on:,} training and "
+        title = ("{dataset}{version}, {scale}: {trained_on:,} training and "
                  "{tested_on:,} test images, {epochs} epochs, {noise}, on "
-                 "{made_on}, recipe {recipe}").format(**about)
-        texts = [f"{100 * r['mean']:.2f}" + (
-            f" ± {100 * r['std']:.2f}" if r["n"] > 1 else "") + f" ({r['n']})"
-            if r["n"] else "-" for _, r in group.iterrows()]
+                 "{made_on}, recipe {recipe}").format(
+                     **about, version=about["file"] and f" ({about['file']})")
+        texts = [_result(row) for _, row in group.iterrows()]
         table = group.assign(text=texts).pivot(
             index="method", columns="eta", values="text").fillna("")
         order = sorted(table.index, key=lambda m: (
             METHODS.index(m) if m in METHODS else len(METHODS), m))
         tables[title] = table.loc[order].rename_axis(None)
     return tables
+
+# %% ../nbs/core/09_cli.ipynb #a3f2fae4
+def _result(cell: pd.Series) -> str:
+    "Mean, spread and runs of a cell, and how many of them diverged"
+    lost = f"{cell['diverged']} diverged" if cell["diverged"] else ""
+    if not cell["n"]: return lost or "-"
+    spread = f" ± {100 * cell['std']:.2f}" if cell["n"] > 1 else ""
+    return (f"{100 * cell['mean']:.2f}{spread} ({cell['n']})"
+            + (lost and f", {lost}"))
 
 # %% ../nbs/core/09_cli.ipynb #9c685efe
 def command_results(options: argparse.Namespace) -> int:
@@ -561,13 +619,24 @@ def _stop_printing() -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141
 
+@contextlib.contextmanager
+def _data_folder(data: Optional[str]):
+    "The folder of `--data` as that of everything that looks for a file"
+    before = dict(os.environ)
+    if data: os.environ["TCE_DATA"] = str(Path(data).expanduser().absolute())
+    try: yield
+    finally: os.environ.update(before) if before.get("TCE_DATA") \
+        else os.environ.pop("TCE_DATA", None)
+
 def main(
     arguments: Optional[list[str]] = None,  # default: of the command line
 ) -> int:
     "The `tce` command; gives the exit code"
     options = make_parser().parse_args(arguments)
-    try: return _COMMANDS[options.verb](options)
-    except (ValueError, TypeError, DataError, OSError) as error:
+    try:
+        with _data_folder(getattr(options, "data", None)):
+            return _COMMANDS[options.verb](options)
+    except (ValueError, TypeError, DataError, RecordError, OSError) as error:
         if isinstance(error, BrokenPipeError): return _stop_printing()
         print(f"tce {options.verb}: error: {error}", file=sys.stderr)
         return 2

@@ -155,15 +155,24 @@ def data_root(
     return Path(cache)/"tce_nb"
 
 # %% ../nbs/core/02_data.ipynb #cdb9120d
+_MNIST = tuple(f"{part}-ubyte.gz" for part in (
+    "train-images-idx3", "train-labels-idx1",
+    "t10k-images-idx3", "t10k-labels-idx1"))
+_PLACES = {"mnist": tuple(f"MNIST/raw/{name}" for name in _MNIST),
+           "svhn": ("train_32x32.mat", "test_32x32.mat"),
+           "cifar10": ("cifar-10-batches-py",),
+           "cifar100": ("cifar-100-python",)}  # what a set consists of
+
 def _download(dataset: str, root: Path) -> None:
     "Fetch a data set through torchvision into `root`, whole or not at all"
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".part-", dir=root) as part:
             _open(dataset, Path(part), download=True)
-            for item in Path(part).iterdir():
-                if not (root/item.name).exists():
-                    shutil.move(item, root/item.name)
+            for place in _PLACES[dataset]:
+                if (root/place).exists(): continue
+                (root/place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(Path(part)/place, root/place)
     except Exception as error:
         raise DataError(
             f"{dataset}: not in {root}, and the download failed ({error}); "
@@ -183,10 +192,6 @@ def _open(dataset: str, root: Path, download: bool) -> list:
             for train in (True, False)]
 
 # %% ../nbs/core/02_data.ipynb #333c9886
-_MNIST = tuple(f"{part}-ubyte.gz" for part in (
-    "train-images-idx3", "train-labels-idx1",
-    "t10k-images-idx3", "t10k-labels-idx1"))
-
 def _open_mnist(root: Path) -> list:
     "MNIST from its archives, which stay as they are"
     archives = [root/"MNIST"/"raw"/name for name in _MNIST]
@@ -210,10 +215,7 @@ CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100, "svhn": 10}
 
 def _load_torchvision(dataset: str, root: Path, download: bool) -> Dataset:
     "One of the paper's four from its original files"
-    there = {"mnist": f"MNIST/raw/{_MNIST[-1]}", "svhn": "test_32x32.mat",
-             "cifar10": "cifar-10-batches-py",
-             "cifar100": "cifar-100-python"}[dataset]
-    if not (root/there).exists():
+    if not all((root/place).exists() for place in _PLACES[dataset]):
         if not download: raise DataError(
             f"{dataset}: not in {root}; load it once with a network, or name "
             "its folder with TCE_DATA")
@@ -223,11 +225,21 @@ def _load_torchvision(dataset: str, root: Path, download: bool) -> Dataset:
                  else _open(dataset, root, download=False))
     except DataError: raise
     except Exception as error:
-        raise DataError(f"{root/there}: incomplete or damaged ({error}); "
-                        "remove it and it will be fetched again") from error
+        raise DataError(
+            f"{_damaged(dataset, root)}: incomplete or damaged ({error}); "
+            "remove it and it will be fetched again") from error
     tensors = [tensor for part in parts for tensor in _tensors(part)]
     return Dataset(dataset, *tensors, CLASSES[dataset],  # type: ignore
                    mirror=dataset.startswith("cifar"))
+
+# %% ../nbs/core/02_data.ipynb #c17f2edc
+def _damaged(dataset: str, root: Path) -> Path:
+    "The place of a set that is to be fetched again"
+    sets = import_torchvision().datasets
+    sums = {name: md5 for _, name, md5 in sets.SVHN.split_list.values()}
+    return next((root/place for place in _PLACES[dataset] if place in sums
+                 and not sets.utils.check_integrity(root/place, sums[place])),
+                root/_PLACES[dataset][0])
 
 # %% ../nbs/core/02_data.ipynb #66b629c0
 def _tensors(part) -> tuple[Tensor, Tensor]:
@@ -263,13 +275,14 @@ def load(
 def first_per_class(
     labels: Tensor,  # of the whole set
     n: int,          # how many of each class
+    argument: str = "n",  # what an error calls it
 ) -> Tensor:         # indices, ascending
     "Indices of the first `n` samples of each class, in the original order"
     counts = torch.bincount(labels)
     short = [c for c, count in enumerate(counts.tolist()) if 0 < count < n]
     if n < 1 or short:
         have = f"class {short[0]} has {counts[short[0]]}" if short else "n < 1"
-        raise DataError(f"n: got {n} per class, but {have}")
+        raise DataError(f"{argument}: got {n} per class, but {have}")
     rank = torch.empty_like(labels)
     for c in range(len(counts)):
         rank[labels == c] = torch.arange(int(counts[c]))
@@ -285,7 +298,7 @@ def subset(
     for part, n in (("train", train_per_class), ("test", test_per_class)):
         if n is None: continue
         images, labels = f"{part}_images", f"{part}_labels"
-        keep = first_per_class(getattr(data, labels), n)
+        keep = first_per_class(getattr(data, labels), n, f"{part}_per_class")
         data = replace(data, **{images: getattr(data, images)[keep],
                                 labels: getattr(data, labels)[keep]})
     return data

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from .figures import method_style
-from .losses import _describe, _refuse, tamed_weight
+from .losses import (
+    _check_alpha, _describe, _refuse, tamed_weight)
 from .training import calibration_error
 
 # %% auto #0
@@ -33,8 +34,8 @@ def _check_predictions(logits: Tensor, labels: Tensor) -> None:
             and logits.dim() == 2 and len(logits) and logits.shape[1] > 1):
         _refuse(ValueError, "logits", _describe(logits),
                 "floating-point logits, N x K, with N >= 1 and K >= 2")
-    if logits.isnan().any():
-        _refuse(ValueError, "logits", "nan", "numbers")
+    if not (logits < math.inf).all(): _refuse(
+        ValueError, "logits", "nan or inf", "numbers, or -inf")
     if not isinstance(labels, Tensor) or labels.dtype != torch.int64 \
             or labels.shape != logits.shape[:1]:
         _refuse(ValueError, "labels", _describe(labels),
@@ -197,6 +198,7 @@ def label_weights(
 ) -> Tensor:
     "What taming leaves of each sample: 1 is trusted, towards 0 suspicious"
     _check_predictions(logits, labels)
+    _check_alpha(alpha)
     ce = F.cross_entropy(logits.detach().double(), labels, reduction="none")
     return tamed_weight(ce, alpha)
 
@@ -214,6 +216,8 @@ def precision_recall(
     n: int,         # how many of the first are looked at
 ) -> dict[str, float]:
     "How many of the first `n` are wrong, and how many of the wrong are there"
+    if wrong.dtype != torch.bool: _refuse(
+        ValueError, "wrong", _describe(wrong), "torch.bool")
     if not isinstance(n, Integral) or not 1 <= n <= len(order):
         _refuse(ValueError, "n", repr(n), f"an int from 1 to {len(order)}")
     found = int(wrong[order[:int(n)]].sum())

@@ -21,9 +21,10 @@ from torch import Tensor
 import tce_nb
 from .data import Images
 from .losses import tamed_weight
-from .training import (
+from tce_nb.training import (
     PRESETS, Config, DamagedCheckpoint, Run, Task, _criterion, identity,
-    own_logits, pick_device, predict, preset, report, train, write_whole)
+    names_file, own_logits, pick_device, predict, preset, report, train,
+    write_whole)
 
 # %% auto #0
 __all__ = ['GROUPS', 'SCHEMA', 'READINGS', 'COLUMNS', 'CELL', 'loss_name', 'run_name', 'cell_of', 'recipe_of', 'scale_of',
@@ -64,10 +65,14 @@ def recipe_of(
     config: Config,
 ) -> str:
     "A short hash that all runs of a table share: how they were trained"
-    config = replace(config, dataset="digits")  # its file may be gone
+    config = _without_files(config)
     return _digest(_without(config, (
         *_OWN, "train_per_class", "test_per_class", "loss",
         "alpha", "eta", "noise")))
+
+def _without_files(config: Config) -> Config:
+    "A configuration whose identity needs no file: that may be gone"
+    return replace(config, dataset="digits", noise="pair_flip")
 
 _OWN = ("seed", "hold_out", "hold_out_noisy")
 
@@ -91,7 +96,7 @@ def _scale_of(values: tuple) -> str:
     "The scale of these fields and values"
     config = Config(**dict(values))
     free = {name: getattr(config, name) for name in _FREE}
-    def bare(config): return identity(replace(config, dataset="digits"))
+    def bare(config): return identity(_without_files(config))
     return next((scale for scale in PRESETS
                  if bare(preset(scale, **free)) == bare(config)), "custom")
 
@@ -100,8 +105,8 @@ def project_folder() -> Optional[Path]:
     "The clone of this project that the working directory is in, if any"
     for folder in (Path.cwd(), *Path.cwd().parents):
         settings = folder/"settings.ini"
-        if settings.exists() and "lib_name = tce_nb" in settings.read_text():
-            return folder
+        if settings.exists() and b"lib_name = tce_nb" in \
+                settings.read_bytes(): return folder
     return None
 
 def results_folder(
@@ -268,7 +273,7 @@ def make_record(
     if config.hold_out: selected = selected_in(history)
     return dict(
         schema=SCHEMA, name=run_name(config), cell=cell_of(config),
-        config=asdict(config), data=_data_of(run.task),
+        config=asdict(config), data=_data_of(config, run.task),
         wrong_rate=run.wrong_rate, diverged=run.diverged, resumed=run.resumed,
         seconds=sum(row["seconds"] for row in history),
         finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -277,9 +282,13 @@ def make_record(
         history=_columns(history))
 
 # %% ../nbs/core/05_records.ipynb #c5fbe45c
-def _data_of(task: Task) -> dict[str, Any]:
+def _data_of(config: Config, task: Task) -> dict[str, Any]:
     "What a run was trained and tested on"
-    return dict(fingerprint=task.fingerprint, classes=task.data.num_classes,
+    who = identity(config)
+    files = [who[name] for name in ("dataset", "noise")
+             if "sha256:" in who.get(name, "")]
+    return dict({"file": _digest(dict(files=files))} if files else {},
+                fingerprint=task.fingerprint, classes=task.data.num_classes,
                 trained_on=len(task.kept), held_out=len(task.held),
                 tested_on=len(task.data.test_labels))
 
@@ -312,7 +321,8 @@ def _row(record: dict) -> dict[str, Any]:
         name=record["name"], cell=record["cell"], scale=scale_of(config),
         recipe=recipe_of(config),
         method=loss_name(config.loss, config.alpha), **asdict(config),
-        **record["data"], made_on=made["device"])
+        **{"file": "", **record["data"]}, made_on=made["device"])
+    row["dataset"] = Path(config.dataset).name  # wherever the file was
     row |= {k: record[k] for k in ("wrong_rate", "diverged", "resumed",
                                    "seconds", "finished")}
     row |= {k: made[k] for k in ("hardware", "threads", "commit")}
@@ -359,9 +369,9 @@ def _problem(record: Any) -> Optional[str]:
     missing = [key for key in _KEYS if key not in record]
     if missing: return f"has no {', '.join(missing)}"
     config, history = record_config(record), record["history"]
-    npz = config.dataset.endswith(".npz")  # may have changed or gone
-    if not npz and (record["name"], record["cell"]) != (
-            run_name(config), cell_of(config)):
+    file = config.dataset.endswith(".npz") or names_file(config.noise)
+    if not file and (record["name"], record["cell"]) != (
+            run_name(config), cell_of(config)):  # a file may have gone
         return f"is named {record['name']}, but its run is {run_name(config)}"
     lengths = {len(column) for column in history.values()}
     ended = record["diverged"] or config.epochs
@@ -411,6 +421,7 @@ def is_running(
     try:
         with lock_of(name, folder).acquire(timeout=0): return False
     except Timeout: return True
+    except OSError: return False  # nothing can be written to this folder
 
 # %% ../nbs/core/05_records.ipynb #a95b87c2
 def record_run(
@@ -517,7 +528,7 @@ def gather(
     return frame
 
 COLUMNS = ["name", "cell", "scale", "recipe", "method",
-           *(field.name for field in fields(Config)), "fingerprint",
+           *(field.name for field in fields(Config)), "fingerprint", "file",
            "classes", "trained_on", "held_out", "tested_on",
            "made_on", "hardware", "threads", "commit", "wrong_rate",
            "diverged", "resumed", "seconds", "finished", "selected",
@@ -540,7 +551,7 @@ def histories(
     return pd.DataFrame(columns).astype({"name": object})  # if empty, too
 
 # %% ../nbs/core/05_records.ipynb #f3c3cf05
-CELL = ["scale", "dataset", "method", "eta", "noise", "trained_on",
+CELL = ["scale", "dataset", "file", "method", "eta", "noise", "trained_on",
         "tested_on", "epochs", "recipe", "made_on"]
 
 def cells(

@@ -168,6 +168,9 @@ def plan(
 ) -> list[Job]:
     "The runs of a preset's cells, the most telling first"
     grid(scale)  # refuses a preset that is none
+    if changes.get("hold_out") == 0: raise ValueError(
+        "hold_out: got 0, expected images or a share of them: a sweep reads "
+        "its runs at the epoch that a hold-out run selects")
     count = SEEDS[scale] if seeds is None else seeds
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"seeds: got {seeds!r}, expected an int >= 1")
@@ -203,6 +206,7 @@ def read_parameters(
 ) -> Config:
     "The configuration that a template's parameters describe"
     given, names = _injected(namespace), [f.name for f in fields(Config)]
+    if namespace.get("data"): os.environ["TCE_DATA"] = namespace["data"]
     if namespace["preset"] is None:  # a sweep gives every field as it is
         return Config(**{name: namespace[name] for name in given
                          if name in names})
@@ -504,7 +508,10 @@ def _run_here(pool: LocalPool, message: dict) -> Outcome:
             pool.processes[message["name"]] = process
             if pool.closed: process.kill()
     environment = pool.free.pop()
-    try: return execute(message, pool.limit, environment, started)
+    own = ":" in message["parameters"]["device"]  # it names its GPU itself
+    set_here = {name: value for name, value in environment.items()
+                if not (own and name == "CUDA_VISIBLE_DEVICES")}
+    try: return execute(message, pool.limit, set_here, started)
     finally:
         pool.free.append(environment)
         with pool.lock: pool.processes.pop(message["name"], None)
@@ -698,6 +705,9 @@ def _start(sweep: Sweep) -> None:
         here = look(state.job, sweep.results)
         if here.state in ("done", "elsewhere"):
             sweep.set(state, here.state)
+            continue
+        if before and not recorded(before.job.name, sweep.results):
+            sweep.set(before, "waiting")  # its record has gone since
             continue
         state.tries, state.since = state.tries + 1, time.time()
         sweep.set(state, "running")

@@ -28,8 +28,8 @@ from .resnet import ResNet
 # %% auto #0
 __all__ = ['PRECISIONS', 'PRESETS', 'CPU_SIZES', 'Config', 'preset', 'drops', 'learning_rate', 'stream', 'Task', 'make_task',
            'calibration_error', 'predict', 'own_logits', 'evaluate', 'pick_device', 'Parts', 'prepare', 'train_epoch',
-           'identity', 'CheckpointError', 'DamagedCheckpoint', 'write_whole', 'save_checkpoint', 'load_checkpoint',
-           'Run', 'run_epoch', 'train', 'describe', 'report']
+           'identity', 'names_file', 'CheckpointError', 'DamagedCheckpoint', 'write_whole', 'save_checkpoint',
+           'load_checkpoint', 'Run', 'run_epoch', 'train', 'describe', 'report']
 
 # %% ../nbs/core/04_training.ipynb #c3a9f1c4
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ _RULES: dict[str, tuple] = {
     "momentum": (lambda x: 0 <= x < 1, "a number from 0 up to 1"),
     "eta": (lambda x: 0 <= x <= 1, "a number from 0 to 1"),
     "hold_out": (lambda x: 0 <= x < 1 or x % 1 == 0 and 1 < x < math.inf,
-                 "a share below 1 or a whole number of images"),
+                 "a share below 1 or a whole number, from 2, of images"),
     "epochs": _count, "batch_size": _count, "train_per_class": _count,
     "test_per_class": _count,
     "depth": (lambda x: x >= 8 and x % 6 == 2, "6n + 2: 8, 14, 20, ..."),
@@ -286,6 +286,11 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: got {name!r}, but PyTorch finds no GPU; "
                          "expected cpu or auto")
+    if device.type == "cuda" and (device.index or 0) >= \
+            torch.cuda.device_count():
+        raise ValueError(f"device: got {name!r}, but PyTorch finds "
+                         f"{torch.cuda.device_count()} GPU(s), counted from "
+                         "cuda:0")
     return device
 
 # %% ../nbs/core/04_training.ipynb #5e96dbc5
@@ -351,8 +356,10 @@ def _criterion(config: Config, task: Task) -> nn.Module:
     "The loss with its published settings, `alpha`, or the noise it is told"
     settings: dict[str, Any] = {}
     if config.loss == "tce": settings["alpha"] = config.alpha
-    if config.loss == "forward": settings["transition"] = transition_matrix(
-        task.noisy, task.data.num_classes)
+    if config.loss == "forward":
+        matrix = transition_matrix(task.noisy, task.data.num_classes)
+        matrix.diagonal()[matrix.sum(1) == 0] = 1  # a class without samples
+        settings["transition"] = matrix
     return get_loss(config.loss, **settings)
 
 def _optimizer(config: Config, net: nn.Module) -> torch.optim.Optimizer:
@@ -425,17 +432,29 @@ def identity(
     chosen["milestones"] = [drop for drop in sorted(drops(config))
                             if drop <= config.epochs]
     if config.dataset.endswith(".npz"):
-        chosen["dataset"] = "sha256:" + _file_hash(config.dataset)
+        chosen["dataset"] = "sha256:" + _file_hash("dataset", config.dataset)
+    if names_file(chosen.get("noise", "")):
+        kind, _, place = config.noise.partition(":")
+        file, column = (place.rpartition("#")[::2] if kind == "human"
+                        else (place, ""))
+        chosen["noise"] = (f"{kind}:sha256:" + _file_hash(
+            "noise", str(data_root()/file)) + column)
     return chosen
 
 _USUAL = Config()
 
 # %% ../nbs/core/04_training.ipynb #094d30d0
-def _file_hash(path: str) -> str:
+def names_file(
+    noise: str,  # of a configuration
+) -> bool:
+    "Whether the noise is read from a file"
+    return noise.startswith(("human:", "transition:"))
+
+def _file_hash(argument: str, path: str) -> str:
     "SHA-256 of a file's content, read again only when it has changed"
     try: state = os.stat(path)
     except OSError as error: raise DataError(
-        f"dataset: got {path!r}, which cannot be read ({error.strerror})"
+        f"{argument}: got {path!r}, which cannot be read ({error.strerror})"
         ) from error
     return _hash_version(path, state.st_mtime_ns, state.st_size)
 
@@ -476,8 +495,8 @@ def save_checkpoint(path: Path, state: dict) -> None:
 # %% ../nbs/core/04_training.ipynb #f904bfef
 def load_checkpoint(path: Path, config: Config) -> dict:
     "Read a checkpoint of this configuration"
+    content = path.read_bytes()  # what cannot be read now may be whole
     try:
-        content = path.read_bytes()
         if hashlib.sha256(content[32:]).digest() != content[:32]:
             raise ValueError("its checksum is wrong")
         state = torch.load(io.BytesIO(content[32:]), map_location="cpu",

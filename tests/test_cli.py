@@ -10,7 +10,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from conftest import BIN, SET
+from conftest import BIN, SET, save_npz
 from tce_nb.cli import main
 from tce_nb.records import Files, record_run, run_name
 from tce_nb.sweep import plan
@@ -51,7 +51,14 @@ def test_every_verb_has_examples_that_parse(verb, capsys):
     ("sweep --preset cpu --loss tec", "loss: got 'tec'.*did you mean tce?"),
     ("sweep --preset cpu --eta -1", "eta: got -1.0, expected a number from 0 to 1"),
     ("sweep --preset cpu --seeds 0", "seeds: got 0, expected an int >= 1"),
-    ("sweep --preset cpu --set epoch=3", "--set: got 'epoch=3'.*did you mean epochs?"),
+    ("sweep --preset cpu --set epoch=3", "--set: got 'epoch'.*did you mean epochs?"),
+    ("sweep --preset cpu --set epochs", "--set: got 'epochs', expected epochs=VALUE"),
+    ("sweep --preset cpu --set noise=pair_flip", "--set: got 'noise', expected one of"),
+    ("sweep --preset cpu --set hold_out=0", "hold_out: got 0, expected images or a share"),
+    ("run --noise pair_flip", "--noise: got pair_flip without noise; expected --eta above 0"),
+    ("run --noise transition:T.npy --eta 1", "noise: got .*T.npy', which cannot be read"),
+    ("run --no-hold-out-noisy", "--hold-out-noisy: has no effect without --hold-out"),
+    ("run --hold-out 1", "hold_out: got 1.0, expected a share below 1 or a whole number, from 2"),
     ("sweep --preset cpu --set epochs=many", "epochs: got 'many', expected an int"),
     ("sweep --preset smoke --ray nowhere:1", "ray: no cluster at 'nowhere:1'"),
     ("sweep --preset smoke --gpus-per-run 1", "--gpus-per-run: has no effect without --ray"),
@@ -72,7 +79,7 @@ def test_a_mistake_is_one_line_and_code_2(arguments, message, capsys, tmp_path, 
 
 @pytest.mark.parametrize("arguments", [
     "", "swep", "sweep", "sweep --preset papr", "sweep --preset digit", "sweep --preset cpu --workers 0", "run --limit -1",
-    "run --limit nan", "run --epoch 3", "sweep --preset cpu --threads 1.5", "results --csv --markdown"])
+    "run --limit nan", "run --epoch 3", "run --hold-out many", "sweep --preset cpu --threads 1.5", "results --csv --markdown"])
 def test_a_wrong_option_is_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended: main(arguments.split())
     assert ended.value.code == 2 and "error:" in capsys.readouterr().err
@@ -90,6 +97,14 @@ def test_a_dry_run_starts_nothing(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_options_add_up(capsys):
+    from tce_nb.cli import make_parser
+    words = "--loss ce --loss mse --eta 0.2 --eta 0.4 --set lr=0.05 --set epochs=2"
+    options = make_parser().parse_args(["sweep", "--preset", "smoke", *words.split()])
+    assert options.loss == ["ce", "mse"] and options.eta == [0.2, 0.4] and options.set == ["lr=0.05", "epochs=2"]
+    assert make_parser().parse_args(["sweep", "--preset", "smoke"]).set == []
+
+
 def test_status_counts_what_there_is(made, capsys):
     changes = ["--set", *(f"{k}={v}" for k, v in TINY.items())]
     assert main(["status", "--preset", "smoke", "--seeds", "3", *changes, "--results", made]) == 0
@@ -97,6 +112,18 @@ def test_status_counts_what_there_is(made, capsys):
     assert main(["status", "--preset", "smoke", "--seeds", "3", *changes, "--results", made, "--json"]) == 0
     states = json.loads(capsys.readouterr().out)["smoke"]
     assert [state["state"] for state in states].count("done") == 6
+    assert main(["status", "--dataset", "mnist", "--results", made, "--json"]) == 0  # says nothing of other data
+    assert json.loads(capsys.readouterr().out) == {"other": []}
+
+
+def test_status_of_a_run_under_way(tmp_path, capsys):
+    from tce_nb.records import lock_of
+    name = run_name(CONFIG)
+    Files(name, tmp_path).record.parent.mkdir()
+    with lock_of(name, tmp_path):
+        Files(name, tmp_path).progress.write_text(json.dumps(dict(epoch=1, epochs=2)))
+        held = subprocess.run([BIN/"tce", "status", "--results", tmp_path, "--json"], capture_output=True, text=True)
+    assert json.loads(held.stdout)["other"] == [dict(name=name, state="running", reason=None, epoch=1, epochs=2)]
 
 
 def test_results_in_four_forms(made, capsys):
@@ -131,7 +158,9 @@ def test_one_run_and_again(tmp_path, capfd):
     files = Files(run_name(CONFIG), tmp_path)
     first = json.loads(files.record.read_text())
     assert main([*arguments, "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)[0]["state"] == "done"
+    said = capfd.readouterr()
+    assert json.loads(said.out)[0]["state"] == "done"
+    assert re.search(r"1 of 1 recorded already: test \d+.\d\d% .*; --rerun trains again", said.err)
     assert json.loads(files.record.read_text()) == first
     assert main([*arguments, "--rerun"]) == 0
     again = json.loads(files.record.read_text())
@@ -139,6 +168,45 @@ def test_one_run_and_again(tmp_path, capfd):
     assert again["history"]["seconds"] != first["history"]["seconds"]
     assert main(["status", "--results", str(tmp_path)]) == 0
     assert "other: 1 runs: 1 done, 0 running, 0 failed" in capfd.readouterr().out
+
+
+def test_a_cell_whose_runs_diverged_says_so(tmp_path, capsys):
+    lost = replace(CONFIG, lr=1e30, loss="mse")
+    record_run(lost, tmp_path)
+    assert main(["results", "--results", str(tmp_path), "--reading", "last"]) == 0
+    assert re.search(r"mse +1 diverged", capsys.readouterr().out)
+
+
+def test_two_versions_of_a_file_share_no_cell_but_two_places_do(tmp_path, capsys):
+    mine, moved = tmp_path/"mine.npz", tmp_path/"moved"/"mine.npz"
+    moved.parent.mkdir()
+    def run(file, seed): record_run(replace(CONFIG, dataset=str(file), train_per_class=None, test_per_class=None,
+                                            seed=seed), tmp_path)
+    save_npz(mine)
+    run(mine, 1)
+    moved.write_bytes(mine.read_bytes())
+    run(moved, 2)
+    save_npz(mine, seed=1)
+    run(mine, 1)
+    assert main(["results", "--results", str(tmp_path), "--dataset", "mine.npz", "--reading", "last", "--csv"]) == 0
+    frame = pd.read_csv(__import__("io").StringIO(capsys.readouterr().out))
+    assert sorted(frame.n) == [1, 2] and frame.file.nunique() == 2
+    assert main(["results", "--results", str(tmp_path), "--reading", "last"]) == 0
+    assert capsys.readouterr().out.count("mine.npz (") == 2
+
+
+def test_another_hold_out_run_is_not_ignored_silently(tmp_path, capfd):
+    sweep = ["sweep", "--preset", "smoke", "--loss", "ce", "--seeds", "1", "--results", str(tmp_path),
+             "--set", *(f"{k}={v}" for k, v in TINY.items())]
+    assert main(sweep) == 0
+    train, = (job for job in plan("smoke", methods=["ce"], seeds=1, **TINY) if job.needs)
+    path = Files(train.name, tmp_path).record
+    record = json.loads(path.read_text())
+    record["readings"]["selected"]["epoch"] = 3 - record["readings"]["selected"]["epoch"]
+    path.write_text(json.dumps(record))
+    capfd.readouterr()
+    assert main(sweep) == 0
+    assert f"{train.name}: recorded at epoch" in capfd.readouterr().err
 
 
 def test_a_terminal_gets_a_live_table(tmp_path):

@@ -154,14 +154,41 @@ def test_a_failed_download_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_a_download_is_moved_into_place_whole(tmp_path, monkeypatch):
+    folder = "cifar-10-batches-py"
     def download(dataset, root, download):
-        (root/"a folder").mkdir()
-        (root/"a folder"/"file").write_text("whole")
+        (root/folder).mkdir()
+        (root/folder/"file").write_text("whole")
+        (root/"archive.tar.gz").write_text("not needed any more")
     monkeypatch.setattr(data, "_open", download)
     data._download("cifar10", tmp_path)
     data._download("cifar10", tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["a folder"]
-    assert (tmp_path/"a folder"/"file").read_text() == "whole"
+    assert [p.name for p in tmp_path.iterdir()] == [folder]
+    assert (tmp_path/folder/"file").read_text() == "whole"
+
+
+def test_a_removed_mnist_archive_is_fetched_again(tmp_path, monkeypatch):
+    raw, real = write_mnist(tmp_path, monkeypatch), data._open
+    before = {p.name: p.read_bytes() for p in raw.iterdir()}
+    def fetch(dataset, root, download):
+        if (root/"MNIST").exists(): return real(dataset, root, download)
+        (root/"MNIST"/"raw").mkdir(parents=True)
+        for name, content in before.items(): (root/"MNIST"/"raw"/name).write_bytes(content)
+    monkeypatch.setattr(data, "_open", fetch)
+    for name in before:
+        (raw/name).unlink()
+        assert len(load("mnist", root=tmp_path).train_labels) == 30
+    assert {p.name: p.read_bytes() for p in raw.iterdir()} == before
+
+
+@pytest.mark.parametrize("damaged", ["train_32x32.mat", "test_32x32.mat"])
+def test_the_damaged_file_of_svhn_is_named(tmp_path, monkeypatch, damaged):
+    kinds = import_torchvision().datasets.SVHN.split_list
+    sums = {}
+    for split, name in (("train", "train_32x32.mat"), ("test", "test_32x32.mat")):
+        (tmp_path/name).write_bytes(name.encode())
+        sums[split] = ["", name, "0" * 32 if name == damaged else hashlib.md5(name.encode()).hexdigest()]
+    monkeypatch.setattr(import_torchvision().datasets.SVHN, "split_list", {**kinds, **sums})
+    with pytest.raises(DataError, match=f"{damaged}: incomplete or damaged"): load("svhn", root=tmp_path)
 
 
 def test_the_roots_order(monkeypatch):

@@ -68,6 +68,22 @@ def test_a_file_counts_by_its_content(tmp_path):
     assert len(gather(tmp_path)) == 1
 
 
+def test_noise_from_a_file_counts_by_its_content(tmp_path, monkeypatch):
+    monkeypatch.setenv("TCE_DATA", str(tmp_path))
+    config = replace(TINY, noise="transition:T.npy", eta=1.0, epochs=1)
+    np.save(tmp_path/"T.npy", 0.9 * np.eye(10) + 0.1 * np.roll(np.eye(10), 1, 1))
+    first = run_name(config)
+    record_run(config, tmp_path)
+    np.save(tmp_path/"T.npy", np.full((10, 10), 0.1))
+    os.utime(tmp_path/"T.npy", ns=(1, 1))
+    assert run_name(config) != first and run_name(replace(config, eta=0.0)) == run_name(
+        replace(config, eta=0.0, noise="pair_flip"))
+    record_run(config, tmp_path)
+    os.unlink(tmp_path/"T.npy")  # the records outlive the file
+    frame = gather(tmp_path)
+    assert len(frame) == 2 and frame.file.nunique() == 2 and len(cells(frame, "last")) == 2
+
+
 def test_a_record_says_what_was_run(made):
     record = read_record(Files(run_name(replace(TINY, seed=1)), made).record)
     run = train(replace(TINY, seed=1))
@@ -238,6 +254,20 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path):
         record_run(TINY, tmp_path)
     assert files.checkpoint.with_suffix(".damaged").read_bytes() == b"rubbish"
     assert recorded(run_name(TINY), tmp_path)
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(tmp_path, monkeypatch):
+    from pathlib import Path
+    checkpoint = Files(run_name(TINY), tmp_path).checkpoint
+    checkpoint.parent.mkdir()
+    train(replace(TINY, epochs=1), checkpoint=tmp_path/"other.pt")
+    checkpoint.write_bytes((tmp_path/"other.pt").read_bytes())
+    before = checkpoint.read_bytes()
+    def fail(path): raise OSError(5, "Input/output error")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(OSError, match="Input/output error"): record_run(TINY, tmp_path)
+    assert checkpoint.read_bytes() == before
 
 
 def test_an_unfinished_run_is_no_record():

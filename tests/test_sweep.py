@@ -85,6 +85,19 @@ def test_damaged_files_are_made_again(undisturbed, tmp_path):
     assert essence(tmp_path) == undisturbed
 
 
+def test_a_hold_out_record_that_vanishes_is_made_again(undisturbed, tmp_path):
+    from tce_nb.sweep import Sweep
+    select = next(job for job in JOBS if not job.needs)
+    pool = LocalPool(tmp_path, workers=1)
+    def tell(sweep, state):
+        if state and state.state == "done" and state.job is select and not hasattr(pool, "gone"):
+            pool.gone = Files(select.name, tmp_path).record.unlink()
+    try: states = Sweep(JOBS, pool, tmp_path, tell).run()
+    finally: pool.close()
+    assert hasattr(pool, "gone") and {state.state for state in states} == {"done"}
+    assert essence(tmp_path) == undisturbed
+
+
 def test_a_full_disk_loses_nothing(undisturbed, tmp_path):
     "No file may grow beyond 100 kB, which is too little for a checkpoint"
     def small(): resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -238,6 +251,17 @@ def test_no_descriptor_is_left_open(tmp_path):
     job = Job(preset("smoke", dataset=save_npz(tmp_path/"x.npz"), train_per_class=99))  # fails at once
     for _ in range(3): assert pool.submit(job, None).result().state == "failed"
     assert psutil.Process().num_fds() <= before
+    pool.close()
+
+
+@pytest.mark.parametrize("device, hidden", [("cuda:1", False), ("cuda", True), ("auto", True)])
+def test_a_run_that_names_its_gpu_sees_all(tmp_path, monkeypatch, device, hidden):
+    from tce_nb import sweep
+    pool, seen = LocalPool(tmp_path, workers=1), []
+    pool.free = [{"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1"}]
+    monkeypatch.setattr(sweep, "execute", lambda message, limit, environment, started: seen.append(environment))
+    sweep._run_here(pool, job_message(Job(preset("smoke", device=device)), tmp_path, None))
+    assert ("CUDA_VISIBLE_DEVICES" in seen[0]) == hidden and pool.free[0]["CUDA_VISIBLE_DEVICES"] == "0"
     pool.close()
 
 

@@ -375,6 +375,16 @@ def test_forward_correction_is_told_the_noise():
     assert torch.allclose(parts.criterion.transition.double(), transition_matrix(parts.task.noisy, 10))
 
 
+def test_forward_correction_trains_without_a_class(tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(256, size=(30, 1, 32, 32), dtype=np.uint8), np.arange(30) % 3
+    labels[labels == 2] = 3  # nobody is of class 2
+    np.savez(tmp_path/"gap.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    run = train(preset("smoke", dataset=str(tmp_path/"gap.npz"), train_per_class=None, test_per_class=None,
+                       loss="forward", eta=0.4, epochs=1))
+    assert not run.diverged
+
+
 def test_human_labels_of_a_subset_are_those_of_its_images(tmp_path):
     whole = load("digits")
     given = (whole.train_labels + 1) % 10
