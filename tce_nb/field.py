@@ -341,13 +341,13 @@ def tempered_log_softmax(
 
 # %% ../nbs/core/13_field.ipynb #012fcecd
 class BiTemperedLoss(FieldLoss):
-    "Tempered logarithm of a tempered softmax, `t1 <= 1 <= t2`"
+    "Tempered logarithm of a tempered softmax, `t1 <= 1 <= t2 <= 10`"
 
     def __init__(self, t1: float = 0.8, t2: float = 1.2, weight=None,
                  ignore_index=-100, reduction="mean", label_smoothing=0.0):
         super().__init__(weight, ignore_index, reduction, label_smoothing)
         self.t1 = _number("t1", t1, 0, 1)
-        self.t2 = _number("t2", t2, 1)
+        self.t2 = _number("t2", t2, 1, 10)
 
     def log_prediction(self, logits: Tensor, dim: int) -> Tensor:
         "Log-probabilities to predict with, in place of the softmax's"
