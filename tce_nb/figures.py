@@ -682,10 +682,13 @@ def start_epochs(
 
 def _name_cells(runs: pd.DataFrame) -> list[str]:
     "Loss, data set and noise ratios of some runs"
-    groups = runs.groupby(["dataset", "method"], sort=False).eta
-    return [f"{_label(method)} on {TITLES[dataset]} (η = "
-            f"{', '.join(f'{eta:g}' for eta in sorted(set(etas)))})"
-            for (dataset, method), etas in groups]
+    etas = runs.groupby(["dataset", "method"]).eta.unique()
+    def ratios(cell): return ", ".join(f"{eta:g}" for eta
+                                       in sorted(etas[cell]))
+    return [f"{_label(method)} on {TITLES[dataset]} "
+            f"(η = {ratios((dataset, method))})"
+            for dataset in DATASETS for method in METHODS
+            if (dataset, method) in etas.index]
 
 # %% ../nbs/core/07_figures.ipynb #ce786906
 def beyond_table(
