@@ -207,6 +207,7 @@ def examine(
     return dict(
         test=confidence_groups(confidence, predicted == labels),
         brier=square.double().mean().item(),
+        predicted=torch.bincount(predicted, minlength=q.shape[1]).tolist(),
         labels={part: plausibility(
             logits(task.data.train_images[index]), task.noisy.labels[index],
             task.noisy.wrong[index]) for part, index in parts.items()})
