@@ -66,15 +66,14 @@ def printed(
     return None if math.isnan(value) else Estimate(value, value, value)
 
 def over_seeds(
-    values: pd.Series,  # one for each seed
+    values: pd.Series,  # one for each seed; nan where it says nothing
     std: float = 0.0,   # their spread, as known from elsewhere
     df: int = 0,        # degrees of freedom behind it
 ) -> Optional[Estimate]:
     "Mean over the seeds with its t interval"
-    n = len(values)
-    if n == 0: return None
-    mean, own = float(values.mean()), values.std()
-    if n == 1: return Estimate(mean, math.nan, math.nan, n, 0)
+    if values.empty: return None
+    mean, own, n = float(values.mean()), values.std(), values.count()
+    if n < 2: return Estimate(mean, math.nan, math.nan, len(values), 0)
     std, df = (max(own, std), df) if df >= n else (own, n - 1)
     half = float(stats.t.ppf(0.975, df) * std) / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n, df)
@@ -304,13 +303,10 @@ class Recorded(_Runs):
     def compare(self, quantity: str, first: Cell,
                 second: Cell) -> Optional[Estimate]:
         "The mean difference over common seeds"
-        found = run_differences(self, quantity, first, second)
-        known = found.dropna()
-        if len(found) and known.empty: return Estimate(
-            math.nan, math.nan, math.nan, len(found), 0)
-        alike = quantity == "accuracy" and first[:2] == second[:2]
-        return over_seeds(known, *common_spread(
-            self, first.dataset) if alike else ())
+        beside = quantity == "accuracy" and first[:2] == second[:2]
+        return over_seeds(
+            run_differences(self, quantity, first, second),
+            *common_spread(self, first.dataset) if beside else ())
 
     def extra_time(self) -> Optional[Estimate]:
         "From the benchmark: the records' seconds include pauses"

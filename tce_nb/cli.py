@@ -16,9 +16,8 @@ try:
     from rich.markup import escape
     from rich.table import Table
     from tce_nb.data import DataError
-    from tce_nb.records import (
-        CELL, Files, RecordError, cells, gather, read_record, results_folder,
-        selected_by)
+    from tce_nb.records import CELL, Files, RecordError, cells, gather, \
+        read_record, results_folder, selected_by
     from tce_nb.noise import NOISES
     from tce_nb.sweep import (
         FIELD, METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State,
@@ -610,6 +609,17 @@ def _aligned(table: pd.DataFrame, markdown: bool) -> str:
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
+# %% ../nbs/core/09_cli.ipynb #068fe35e
+@contextlib.contextmanager
+def _data_folder(data: Optional[str]):
+    "The folder of `--data`, for all that looks for a file"
+    before = os.environ.get("TCE_DATA")
+    if data: os.environ["TCE_DATA"] = str(Path(data).expanduser().absolute())
+    try: yield
+    finally:
+        if before is not None: os.environ["TCE_DATA"] = before
+        else: os.environ.pop("TCE_DATA", None)
+
 # %% ../nbs/core/09_cli.ipynb #068fe35f
 _COMMANDS = dict(run=command_run, sweep=command_sweep,
                  status=command_status, results=command_results)
@@ -618,15 +628,6 @@ def _stop_printing() -> int:
     "The reader, such as `head`, has seen enough"
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141
-
-@contextlib.contextmanager
-def _data_folder(data: Optional[str]):
-    "The folder of `--data` as that of everything that looks for a file"
-    before = dict(os.environ)
-    if data: os.environ["TCE_DATA"] = str(Path(data).expanduser().absolute())
-    try: yield
-    finally: os.environ.update(before) if before.get("TCE_DATA") \
-        else os.environ.pop("TCE_DATA", None)
 
 def main(
     arguments: Optional[list[str]] = None,  # default: of the command line

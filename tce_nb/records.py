@@ -55,31 +55,31 @@ def run_name(
             f"{_digest(identity(config))}")
 
 # %% ../nbs/core/05_records.ipynb #253d1d5f
-def cell_of(
-    config: Config,
-) -> str:
-    "A short hash that all runs of a cell of a table share"
-    return _digest(_without(config, _OWN))
-
-def recipe_of(
-    config: Config,
-) -> str:
-    "A short hash that all runs of a table share: how they were trained"
-    config = _without_files(config)
-    return _digest(_without(config, (
-        *_OWN, "train_per_class", "test_per_class", "loss",
-        "alpha", "eta", "noise")))
-
-def _without_files(config: Config) -> Config:
-    "A configuration whose identity needs no file: that may be gone"
-    return replace(config, dataset="digits", noise="pair_flip")
-
 _OWN = ("seed", "hold_out", "hold_out_noisy")
 
 def _without(config: Config, names: tuple[str, ...]) -> dict[str, Any]:
     "The identity but for these fields"
     return {name: value for name, value in identity(config).items()
             if name not in names}
+
+def cell_of(
+    config: Config,
+) -> str:
+    "A short hash that all runs of a cell of a table share"
+    return _digest(_without(config, _OWN))
+
+# %% ../nbs/core/05_records.ipynb #253d1d60
+def _without_files(config: Config) -> Config:
+    "A configuration whose identity needs no file: that may be gone"
+    return replace(config, dataset="digits", noise="pair_flip")
+
+def recipe_of(
+    config: Config,
+) -> str:
+    "A short hash that all runs of a table share: how they were trained"
+    return _digest(_without(_without_files(config), (
+        *_OWN, "train_per_class", "test_per_class", "loss", "alpha", "eta",
+        "noise")))
 
 # %% ../nbs/core/05_records.ipynb #88eacebe
 _FREE = ("dataset", "loss", "alpha", "eta", "noise", "hold_out",

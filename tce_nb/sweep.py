@@ -115,6 +115,9 @@ def _cell_jobs(scale: str, cell: dict, count: int, changes: dict):
     "The runs of a cell with their seeds: hold-out first"
     first = preset("cpu" if scale == "beyond" else scale, **{
         "hold_out": hold_out_size(scale), **cell, **changes, "seed": 0})
+    if not first.hold_out: raise ValueError(
+        "hold_out: got 0, expected images or a share of them: a sweep reads "
+        "its runs at the epoch that a hold-out run selects")
     yield Job(first), 0
     for seed in range(1, count + 1):
         yield Job(replace(first, hold_out=0, seed=seed), run_name(first)), seed
@@ -168,9 +171,6 @@ def plan(
 ) -> list[Job]:
     "The runs of a preset's cells, the most telling first"
     grid(scale)  # refuses a preset that is none
-    if changes.get("hold_out") == 0: raise ValueError(
-        "hold_out: got 0, expected images or a share of them: a sweep reads "
-        "its runs at the epoch that a hold-out run selects")
     count = SEEDS[scale] if seeds is None else seeds
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"seeds: got {seeds!r}, expected an int >= 1")
@@ -217,6 +217,7 @@ def read_parameters(
         chosen.setdefault("hold_out", hold_out_size(namespace["preset"]))
     return preset(namespace["preset"], **chosen)
 
+# %% ../nbs/core/06_sweep.ipynb #89c59e6f
 def _injected(namespace: dict) -> list[str]:
     "The names that papermill's own cell assigns"
     cells = [source for source in namespace.get("In", [])
