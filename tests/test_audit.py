@@ -10,10 +10,10 @@ from made_up import accuracy_of, make_up as made_up_records
 
 from tce_nb.audit import (
     CLAIMS, CONTRADICTED, IN_PART, MISSING, NO, OPEN, SCENARIOS, SUPPORTED, TAMED, UNTESTED, VERDICTS, YES, Cell, Claim,
-    Estimate, Printed, Recorded, above, against, alike, at_full_scale, audit, best_alpha, cells_of, common_spread,
+    Estimate, Printed, Recorded, above, against, alike, at_full_scale, audit, below, best_alpha, cells_of, common_spread,
     effect, equals, every,
-    gains, guessing, judge, larger, positive, provenance, runs_behind,
-    section, some, spread, summary, together, undominated, verdict, within)
+    gains, guessing, judge, larger, levels, positive, provenance, runs_behind,
+    section, some, spread, summary, together, undominated, variation, verdict, within)
 from tce_nb.data import CLASSES
 from tce_nb.figures import evidence, evidence_scale
 from tce_nb.records import COLUMNS, gather, histories, paper_numbers
@@ -241,6 +241,45 @@ def test_slides_and_drops():
     assert judged(more, losing) == SUPPORTED
 
 
+@pytest.mark.parametrize("scale, peak, expected", [
+    ("paper", 0.9, SUPPORTED), ("cpu", 0.9, UNTESTED), ("paper", 1.5, CONTRADICTED), ("cpu", 1.5, CONTRADICTED)])
+def test_early_overfitting_can_be_refuted_at_any_scale_and_ruled_out_only_at_the_papers(scale, peak, expected):
+    frame, epochs = make_up(fair, scale=scale)
+    second_quarter = epochs.epoch.isin([3, 4])
+    epochs.loc[second_quarter, "test_accuracy"] = epochs.test_accuracy[epochs.epoch == 8].to_numpy().repeat(2) * peak
+    assert judge(BY_NAME["early"], Recorded(frame, epochs)).verdict == expected
+
+
+@pytest.mark.parametrize("scale, accuracy, expected", [
+    ("paper", 97, SUPPORTED), ("cpu", 97, SUPPORTED), ("paper", 90, CONTRADICTED), ("cpu", 90, UNTESTED)])
+def test_excellent_on_mnist(scale, accuracy, expected):
+    assert judge(BY_NAME["mnist-easy"], made_up(lambda c: accuracy, scale=scale)).verdict == expected
+
+
+def test_the_interval_of_a_spread_is_the_chi_squared_one():
+    found = variation(8.0, 2.0, 4)  # by hand: 3 / 9.3484 and 3 / 0.2158 under the root
+    assert (found.mean, found.n, found.df) == (25, 4, 3)
+    assert (found.low, found.high) == pytest.approx((25 * 0.56649, 25 * 3.7286), rel=1e-3)
+    ce = Cell("cifar10", 0.4, "ce")
+    assert Printed().level("variation", ce).mean == pytest.approx(100 * 6.71303 / 5.57194)
+    assert made_up(fair, seeds=1).level("variation", ce) is None  # one run has no spread
+
+
+@pytest.mark.parametrize("shifts, expected", [((1, 2, 4, 5, 8), SUPPORTED), ((2, 2, 2, 2, 2.01), CONTRADICTED)])
+def test_runs_that_differ_in_speed(shifts, expected):
+    frame, epochs = make_up(fair, spread=0)
+    seed = epochs.name.str.split("-").str[1].astype(int)
+    start = seed.map(dict(enumerate(shifts)))
+    epochs["test_accuracy"] = ((epochs.epoch - start + 1) / 4).clip(0, 1) * 0.6
+    assert judge(BY_NAME["speed-varies"], Recorded(frame, epochs)).verdict == expected
+
+
+def test_levels_above_and_below_a_limit():
+    cell, ours = Cell("cifar10", 0.0, "ce"), made_up(fair)  # 60%
+    found = [outcomes(levels("accuracy", {cell: limit}, rule), ours) for rule in (above, below) for limit in (50, 70)]
+    assert found == [[YES], [NO], [NO], [YES]]
+
+
 def test_together():
     one = positive("drop", cells_of("ce", datasets=["cifar100"]))
     assert len(together(one, one)(made_up(fair))) == 10
@@ -312,7 +351,7 @@ EXPECTED = {
     "best-alpha": SUPPORTED, "every-alpha": CONTRADICTED, "best-loss": SUPPORTED, "gains": SUPPORTED,
     "general": IN_PART, "noise": IN_PART, "clean": SUPPORTED, "moderate": IN_PART, "sensitivity": CONTRADICTED,
     "range": UNTESTED, "trade-off": IN_PART, "mae": SUPPORTED, "hardest": CONTRADICTED, "mse-noise": IN_PART, "mse-like": IN_PART,
-    "drop": UNTESTED, "slide-clean": UNTESTED, "slide-noise": UNTESTED, "slide-loss": UNTESTED,
+    "mnist-easy": SUPPORTED, "early": UNTESTED, "speed-varies": IN_PART, "drop": UNTESTED, "slide-clean": UNTESTED, "slide-noise": UNTESTED, "slide-loss": UNTESTED,
     "first-stage": IN_PART, "same-speed": IN_PART, "all-speed": CONTRADICTED, "mse-slowest": SUPPORTED,
     "time": UNTESTED}
 
