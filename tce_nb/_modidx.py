@@ -25,6 +25,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.audit._Runs': ('core/audit.html#_runs', 'tce_nb/audit.py'),
                               'tce_nb.audit._Runs.__init__': ('core/audit.html#_runs.__init__', 'tce_nb/audit.py'),
                               'tce_nb.audit._Runs.longest': ('core/audit.html#_runs.longest', 'tce_nb/audit.py'),
+                              'tce_nb.audit._and_held_out': ('core/audit.html#_and_held_out', 'tce_nb/audit.py'),
                               'tce_nb.audit._as_printed': ('core/audit.html#_as_printed', 'tce_nb/audit.py'),
                               'tce_nb.audit._extra_time': ('core/audit.html#_extra_time', 'tce_nb/audit.py'),
                               'tce_nb.audit._lost': ('core/audit.html#_lost', 'tce_nb/audit.py'),

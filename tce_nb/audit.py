@@ -313,10 +313,13 @@ class _Runs(Evidence):
         epochs: pd.DataFrame,  # from `histories`
         bench: Optional[dict] = None,  # the report in results/bench.json
     ) -> None:
-        groups = evidence(frame).groupby(["dataset", "eta", "method"])
-        self.runs = {key: part.set_index("seed") for key, part in groups}
-        self.curves = dict(list(epochs.groupby("name")))
         self.full = evidence_scale(frame) == "paper"
+        runs = evidence(frame) if self.full else pd.concat(
+            [evidence(frame), evidence(frame, held_out=True)])
+        groups = runs.groupby(["dataset", "eta", "method"])
+        self.runs = {key: part.set_index(["seed", "hold_out"], drop=False)
+                     for key, part in groups}
+        self.curves = dict(list(epochs.groupby("name")))
         self.bench = bench
 
     def longest(self, cell: Cell) -> float:
@@ -334,7 +337,8 @@ class Recorded(_Runs):
         if quantity == "gain": return self.compare(
             "accuracy", cell, cell._replace(method="ce"))
         varies = quantity == "variation"
-        values = run_values(self, "speed" if varies else quantity, cell)
+        values = run_values(self, "speed" if varies else quantity, cell,
+                            quantity not in ("drop", "slide", "early"))
         values = values.replace(math.inf, self.longest(cell))
         return variation(values.mean(), values.std(), len(values)) \
             if varies else over_seeds(values)
@@ -357,10 +361,12 @@ def run_values(
     records: Recorded,
     quantity: str,  # but `variation`, which a single run has not
     cell: Cell,
+    whole: bool = False,  # only of runs on all training images
 ) -> pd.Series:
-    "A quantity of each run of a cell, by seed"
+    "A quantity of each run of a cell, by seed and what it held out"
     runs = records.runs.get(cell)
     if runs is None: return pd.Series(dtype=float)
+    if whole: runs = runs[runs.hold_out == 0]
     plain = cell._replace(method="ce")
     if quantity == "gain":
         return run_differences(records, "accuracy", cell, plain)
@@ -369,8 +375,7 @@ def run_values(
         return 100 * runs.selected.astype(float).fillna(guess).dropna()
     read = _until_bar(records, plain) if quantity == "speed" else \
         {"drop": drop, "slide": slide, "early": early_slide}[quantity]
-    return pd.Series({seed: read(records.curves[name]) for seed, name
-                      in runs.name.items()}, dtype=float).dropna()
+    return runs.name.map(lambda name: read(records.curves[name])).dropna()
 
 # %% ../nbs/core/12_audit.ipynb #f9855cc1
 def _until_bar(records: Recorded, plain: Cell) -> Callable:
@@ -389,9 +394,8 @@ def run_differences(
     second: Cell,
 ) -> pd.Series:
     "By how much a quantity is larger in the first cell, by common seed"
-    both = pd.concat([run_values(records, quantity, cell)
-                      for cell in (first, second)], axis=1, join="inner",
-                     keys=[0, 1])
+    both = pd.DataFrame({k: run_values(records, quantity, cell) for k, cell
+                         in enumerate((first, second))}).dropna()
     never = both.isin([math.inf])
     reached = both.mask(never, records.longest(first))
     return (reached[0] - reached[1]).mask(never.all(axis=1))
@@ -981,6 +985,14 @@ def section(
     return "\n".join([f"{claim.text} ({claim.where})", "",
                       f"*Judged by:* {claim.how}", "", *both])
 
+# %% ../nbs/core/12_audit.ipynb #1dbdf2f6
+def _and_held_out(frame: pd.DataFrame) -> str:
+    "What hold-out runs add to the evidence of small runs"
+    if evidence_scale(frame) == "paper": return ""
+    return (f"\nIn differences, {len(evidence(frame, held_out=True))} runs "
+            "that held images out, and chose an epoch, count as well: both "
+            "sides of a difference then have the same images.")
+
 # %% ../nbs/core/12_audit.ipynb #c1137994
 def provenance(
     frame: pd.DataFrame,  # from `gather`
@@ -994,6 +1006,8 @@ def provenance(
         "runs that choose an epoch. So nothing here is tested on our side "
         "but the time.*")
     names = ["dataset", "trained_on", "tested_on", "epochs", "made_on"]
+    note = "the paper's own scale" if scale == "paper" else (
+        "**not the paper's scale**: fewer images and far fewer epochs")
     lines = [f"- {NAMES.get(dataset, dataset)}: runs: {len(part)}, cells: "
              f"{part.groupby(['method', 'eta']).ngroups}; "
              f"{trained:,} training and {tested:,} test images, {epochs} "
@@ -1001,8 +1015,6 @@ def provenance(
              for (dataset, trained, tested, epochs, device), part
              in runs.groupby(names)]
     total = len(cells_of(*METHODS)) * SEEDS[scale]
-    note = "the paper's own scale" if scale == "paper" else \
-        "**not the paper's scale**: fewer images and far fewer epochs"
     return "\n".join([f"Our runs are of the preset `{scale}`, {note}. "
-                      f"{len(runs)} of {total} runs:", "",
-                      *lines])
+                      f"{len(runs)} of {total} runs on all training images:",
+                      "", *lines, _and_held_out(frame)])

@@ -298,6 +298,24 @@ def test_scales_are_never_mixed():
     assert evidence_scale(pd.concat([small, full.assign(hold_out=0.1)])) == "cpu"
 
 
+def with_hold_out(gain, scale="cpu"):
+    "One run on all images that shows no gain, and one that held images out and shows this one; both of seed 0"
+    frame, epochs = make_up(fair, seeds=1, spread=0, scale=scale)
+    held = frame.assign(hold_out=0.1, name=frame.name + "-held", selected=frame.selected - 0.05)
+    held["selected"] += held.method.isin(TAMED) * gain / 100
+    return Recorded(pd.concat([frame, held]), pd.concat([epochs, epochs.assign(name=epochs.name + "-held")]))
+
+
+def test_hold_out_runs_of_small_scale_count_in_differences_only():
+    ce, tamed = (Cell("cifar10", 0.4, method) for method in ("ce", "tce:1"))
+    small, full = with_hold_out(4), with_hold_out(4, "paper")
+    assert small.compare("accuracy", tamed, ce).mean == pytest.approx(2) and small.level("gain", tamed).n == 2
+    assert small.level("accuracy", ce).mean == pytest.approx(fair(ce)) and small.level("accuracy", ce).n == 1
+    assert small.level("speed", ce).n == 1 and small.level("drop", ce).n == small.level("slide", ce).n == 2
+    assert small.level("variation", ce) is None  # other images, another speed
+    assert full.level("gain", tamed).mean == 0 and full.level("gain", tamed).n == full.level("drop", ce).n == 1
+
+
 def test_other_noise_does_not_count_but_without_noise_all_is_one():
     frame, _ = make_up(fair)
     assert set(evidence(frame.assign(noise="pair")).eta) == {0.0}
@@ -331,10 +349,13 @@ def test_records_are_read_as_they_are_written(tmp_path):
     assert evidence_scale(frame) == "cpu" and "6 of 294 runs" in provenance(frame)
     ends = [accuracy_of(job.config) for job in jobs if job.config.loss == "ce" and job.needs]
     assert ours.level("accuracy", ce).mean == pytest.approx(100 * sum(ends) / 3)
-    assert ours.level("drop", ce).mean == pytest.approx(100 * sum(ends) / 3 * (1 - 0.8 * 19 / 20))  # epochs 20 and 19
+    all_ends = [accuracy_of(job.config) for job in jobs if job.config.loss == "ce"]
+    dropped = 100 * sum(all_ends) / 4 * (1 - 0.8 * 19 / 20)  # between epochs 19 and 20, in the hold-out run too
+    assert ours.level("drop", ce).mean == pytest.approx(dropped)
+    assert "2 runs that held images out" in provenance(frame)
     assert 15 < ours.level("speed", tamed).mean < 20 and ours.compare("speed", tamed, ce).mean < 0
     row = audit(frame, histories(tmp_path))["same-speed"]
-    assert row.ours.verdict == UNTESTED and row.ours.basis == "1 of 2 comparisons, 3 runs each"
+    assert row.ours.verdict == UNTESTED and row.ours.basis == "1 of 2 comparisons, 4 runs each"
 
 
 # the claims
