@@ -339,9 +339,9 @@ class Recorded(_Runs):
         varies = quantity == "variation"
         values = run_values(self, "speed" if varies else quantity, cell,
                             quantity not in ("drop", "slide", "early"))
-        values = values.replace(math.inf, self.longest(cell))
-        return variation(values.mean(), values.std(), len(values)) \
-            if varies else over_seeds(values)
+        if varies: return None if np.isinf(values).any() else variation(
+            values.mean(), values.std(), len(values))
+        return over_seeds(values.replace(math.inf, self.longest(cell)))
 
     def compare(self, quantity: str, first: Cell,
                 second: Cell) -> Optional[Estimate]:
@@ -845,8 +845,8 @@ _EARLY = (
     Claim("early", "Little overfitting at first",
           "At the first learning rate there is generally little overfitting.",
           "§3.4", "Before the first drop, the last quarter of the epochs is "
-          f"less than {LITTLE:g} points below the second one, for the losses "
-          "and noise levels of Fig. 2; judged as a tendency, which smaller "
+          f"less than {LITTLE:g} points below the second one (a negative "
+          "number is a gain), for the losses and noise levels of Fig. 2; judged as a tendency, which smaller "
           "runs can only refute.",
           at_full_scale(levels("early", dict.fromkeys(_curves, LITTLE),
                                below), YES), general=True),)
@@ -862,7 +862,8 @@ _CURVES = (
     Claim("slide-clean", "Then worse, even without noise",
           "After the drop the error rises again, even at η = 0.",
           "§3.4, Fig. 2", "Between the two drops, the last quarter of the "
-          "epochs is less accurate than the first, for each loss of Fig. 2; "
+          "epochs is less accurate than the first (a negative number is a "
+          "gain), for each loss of Fig. 2; "
           "smaller runs cannot refute it.",
           at_full_scale(positive("slide", _clean), NO)))
 

@@ -37,7 +37,7 @@ def make_up(accuracy, cells=ALL, seeds=5, spread=0.01, scale="cpu", slide=lambda
         for seed in range(seeds):
             name, wobble = f"{number}-{seed}", spread * math.sin(7 * number + seed)
             value, lost = accuracy(cell) + wobble, slide(cell) + wobble
-            rows.append(dict(cell._asdict(), name=name, seed=seed, scale=scale, hold_out=0, epochs=20,
+            rows.append(dict(cell._asdict(), name=name, seed=seed, scale=scale, hold_out=0, hold_out_noisy=True, epochs=20,
                              noise="uniform_including_true", classes=CLASSES[cell.dataset], diverged=None,
                              selected=value / 100, trained_on=10_000, tested_on=5_000, made_on="cpu"))
             curve = [value * min(1, share / delay(cell)) * 0.95 for share in RISING]
@@ -263,6 +263,8 @@ def test_the_interval_of_a_spread_is_the_chi_squared_one():
     ce = Cell("cifar10", 0.4, "ce")
     assert Printed().level("variation", ce).mean == pytest.approx(100 * 6.71303 / 5.57194)
     assert made_up(fair, seeds=1).level("variation", ce) is None  # one run has no spread
+    never, epochs = make_up(fair)
+    assert Recorded(never, epochs.assign(test_accuracy=0.1)).level("variation", ce) is None  # nor has "not yet"
 
 
 @pytest.mark.parametrize("shifts, expected", [((1, 2, 4, 5, 8), SUPPORTED), ((2, 2, 2, 2, 2.01), CONTRADICTED)])
@@ -313,6 +315,9 @@ def test_hold_out_runs_of_small_scale_count_in_differences_only():
     assert small.level("accuracy", ce).mean == pytest.approx(fair(ce)) and small.level("accuracy", ce).n == 1
     assert small.level("speed", ce).n == 1 and small.level("drop", ce).n == small.level("slide", ce).n == 2
     assert small.level("variation", ce) is None  # other images, another speed
+    clean, epochs = make_up(fair, seeds=1)
+    held = clean.assign(hold_out=0.1, hold_out_noisy=False)
+    assert Recorded(pd.concat([clean, held]), epochs).level("gain", tamed).n == 1  # chosen on labels nobody has
     assert full.level("gain", tamed).mean == 0 and full.level("gain", tamed).n == full.level("drop", ce).n == 1
 
 
