@@ -846,8 +846,8 @@ _EARLY = (
           "At the first learning rate there is generally little overfitting.",
           "§3.4", "Before the first drop, the last quarter of the epochs is "
           f"less than {LITTLE:g} points below the second one (a negative "
-          "number is a gain), for the losses and noise levels of Fig. 2; judged as a tendency, which smaller "
-          "runs can only refute.",
+          "number is a gain), for the losses and noise levels of Fig. 2; "
+          "judged as a tendency, which smaller runs can only refute.",
           at_full_scale(levels("early", dict.fromkeys(_curves, LITTLE),
                                below), YES), general=True),)
 
