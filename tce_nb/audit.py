@@ -50,15 +50,13 @@ class Estimate:
     ) -> Estimate:
         "With an interval that is right in all of them at once (Bonferroni)"
         if not self.df > 0: return self
-        factor = stats.t.ppf(1 - 0.025 / family, self.df) \
-            / stats.t.ppf(0.975, self.df)
-        return Estimate(self.mean, self.mean - factor * (self.mean - self.low),
-                        self.mean + factor * (self.high - self.mean),
-                        self.n, self.df)
+        wide, usual = stats.t.ppf([1 - 0.025 / family, 0.975], self.df)
+        low, high = (self.mean + float(wide / usual) * (end - self.mean)
+                     for end in (self.low, self.high))
+        return Estimate(self.mean, low, high, self.n, self.df)
 
     def __neg__(self) -> Estimate:
         return Estimate(-self.mean, -self.high, -self.low, self.n, self.df)
-
     def __str__(self) -> str:
         return f"{self.mean:.2f} ({self.low:.2f} to {self.high:.2f})"
 
@@ -306,21 +304,18 @@ def early_slide(curve: pd.DataFrame) -> float:
 # %% ../nbs/core/12_audit.ipynb #f45f6b30
 class _Runs(Evidence):
     "Runs by cell, their curves by name"
-
     def __init__(
         self,
         frame: pd.DataFrame,   # from `gather`
         epochs: pd.DataFrame,  # from `histories`
         bench: Optional[dict] = None,  # the report in results/bench.json
     ) -> None:
-        self.full = evidence_scale(frame) == "paper"
+        self.full, self.bench = evidence_scale(frame) == "paper", bench
         runs = evidence(frame) if self.full else pd.concat(
             [evidence(frame), evidence(frame, held_out=True)])
-        groups = runs.groupby(["dataset", "eta", "method"])
-        self.runs = {key: part.set_index(["seed", "hold_out"], drop=False)
-                     for key, part in groups}
+        runs = runs.set_index(["seed", "hold_out"], drop=False)
+        self.runs = dict(list(runs.groupby(["dataset", "eta", "method"])))
         self.curves = dict(list(epochs.groupby("name")))
-        self.bench = bench
 
     def longest(self, cell: Cell) -> float:
         "The epochs of a run of this cell"
