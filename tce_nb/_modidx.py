@@ -34,6 +34,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.audit._name': ('core/audit.html#_name', 'tce_nb/audit.py'),
                               'tce_nb.audit._pair_name': ('core/audit.html#_pair_name', 'tce_nb/audit.py'),
                               'tce_nb.audit._range': ('core/audit.html#_range', 'tce_nb/audit.py'),
+                              'tce_nb.audit._speed_varies': ('core/audit.html#_speed_varies', 'tce_nb/audit.py'),
                               'tce_nb.audit._time': ('core/audit.html#_time', 'tce_nb/audit.py'),
                               'tce_nb.audit._until_bar': ('core/audit.html#_until_bar', 'tce_nb/audit.py'),
                               'tce_nb.audit._words': ('core/audit.html#_words', 'tce_nb/audit.py'),

@@ -331,11 +331,9 @@ class Recorded(_Runs):
         "The mean over seeds"
         if quantity == "gain": return self.compare(
             "accuracy", cell, cell._replace(method="ce"))
-        varies = quantity == "variation"
-        values = run_values(self, "speed" if varies else quantity, cell,
+        if quantity == "variation": return _speed_varies(self, cell)
+        values = run_values(self, quantity, cell,
                             quantity not in ("drop", "slide", "early"))
-        if varies: return None if np.isinf(values).any() else variation(
-            values.mean(), values.std(), len(values))
         return over_seeds(values.replace(math.inf, self.longest(cell)))
 
     def compare(self, quantity: str, first: Cell,
@@ -349,6 +347,13 @@ class Recorded(_Runs):
     def extra_time(self) -> Optional[Estimate]:
         "From the benchmark: the records' seconds include pauses"
         return _extra_time(self.bench)
+
+# %% ../nbs/core/12_audit.ipynb #44cb9b5d
+def _speed_varies(records: Recorded, cell: Cell) -> Optional[Estimate]:
+    "How much the speed of a cell's runs varies, if all reach the bar"
+    speed = run_values(records, "speed", cell, whole=True)
+    if np.isinf(speed).any(): return None
+    return variation(speed.mean(), speed.std(), len(speed))
 
 # %% ../nbs/core/12_audit.ipynb #f288967f
 @functools.lru_cache(maxsize=1000)
