@@ -37,6 +37,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.audit._speed_varies': ('core/audit.html#_speed_varies', 'tce_nb/audit.py'),
                               'tce_nb.audit._time': ('core/audit.html#_time', 'tce_nb/audit.py'),
                               'tce_nb.audit._until_bar': ('core/audit.html#_until_bar', 'tce_nb/audit.py'),
+                              'tce_nb.audit._with_outcome': ('core/audit.html#_with_outcome', 'tce_nb/audit.py'),
                               'tce_nb.audit._words': ('core/audit.html#_words', 'tce_nb/audit.py'),
                               'tce_nb.audit.above': ('core/audit.html#above', 'tce_nb/audit.py'),
                               'tce_nb.audit.against': ('core/audit.html#against', 'tce_nb/audit.py'),
