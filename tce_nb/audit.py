@@ -737,11 +737,11 @@ _ACCURACY = (
     Claim("best-alpha", "The best α beats CE everywhere",
           "TCE is more accurate than CE in every scenario, if α may be "
           "chosen for each.", "Abstract, §1",
-          "In each cell, the best of the four exponents is above CE.",
+          "In each column, the best of the four exponents is above CE.",
           best_alpha("ce")),
     Claim("every-alpha", "Every α beats CE everywhere",
           "The same, read as it stands: whatever the α.", "Abstract, §1",
-          "Each of the four exponents is above CE in each cell.",
+          "Each of the four exponents is above CE in each column.",
           larger("accuracy", against(cells_of(*TAMED), "ce"))))
 
 # %% ../nbs/core/12_audit.ipynb #6a49c032
@@ -751,7 +751,7 @@ _stated = {Cell("cifar10", 0.8, "tce:2"): 9.36,
 _BEST = (
     Claim("best-loss", "Best loss in all but one case",
           "TCE is the most accurate of all losses but for one case.", "§3.3",
-          "In each cell, the best exponent is above CE and MSE; one "
+          "In each column, the best exponent is above CE and MSE; one "
           "exception is allowed. MAE, mostly blank, is left out.",
           best_alpha("ce", "mse"), allowed=1),
     Claim("gains", "Gains at 80% noise",
@@ -766,7 +766,7 @@ _noisy = [cell for cell in cells_of(*TAMED) if cell.eta > 0]
 _NOISE = (
     Claim("general", "Better than CE and MSE in general",
           "TCE is generally more accurate than CE and than MSE.", "Table 2",
-          "Each exponent is above CE and above MSE in each cell; judged as "
+          "Each exponent is above CE and above MSE in each column; judged as "
           "a tendency.",
           larger("accuracy", [pair for other in ("ce", "mse") for pair in
                               against(cells_of(*TAMED), other)], family=1),
@@ -803,7 +803,7 @@ _CLEAN = (
 _ALPHA = (
     Claim("sensitivity", "Little sensitivity to α",
           "All four exponents do well; the choice has no dramatic effect.",
-          "§3.3, §4", "In each cell but MNIST's, no two exponents are more "
+          "§3.3, §4", "In each column but MNIST's, no two exponents are more "
           f"than {LITTLE:g} points apart; judged as a tendency.",
           spread(LITTLE, cells_of("ce", datasets=_HARD), family=1),
           general=True),

@@ -319,7 +319,7 @@ def _alpha_at(num_classes: int, start_weight: float) -> float:
 def suggest_alpha(
     num_classes: int,  # K, at least 2
 ) -> float:
-    "The exponent to try first in a long training; in a short one, 1.5"
+    "The exponent to try first in a long training; a short one needs less"
     if not isinstance(num_classes, Integral) \
             or isinstance(num_classes, bool) or num_classes < 2:
         _refuse(ValueError, "num_classes", repr(num_classes), "an int >= 2")

@@ -22,17 +22,17 @@ from .losses import tame, tamed_weight
 from .noise import NoisyLabels
 from .records import (
     cells, gather, loss_name, paired_difference, paper_numbers)
-from .sweep import ETAS, METHODS, plan
+from .sweep import ETAS, METHODS, plan, unknown
 from .training import Config, drops, preset
 
 # %% auto #0
-__all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'alpha_style', 'method_style',
+__all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'method_style', 'alpha_style',
            'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
            'plot_confusion', 'in_tables', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'table_markdown',
            'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'plot_ten_classes',
            'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'plot_runs',
            'conspicuous', 'start_epochs', 'beyond_table', 'digits_comparison', 'both_tables', 'headline',
-           'readme_table', 'update_readme']
+           'without_clean', 'readme_table', 'update_readme']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -49,29 +49,32 @@ def use_style() -> None:
 
 # %% ../nbs/core/07_figures.ipynb #e0a3d737
 ALPHAS = (0.0, 0.5, 1.0, 1.5, 2.0)  # the values the paper plots
-_DASHES = ((), (5, 2), (5, 2, 1, 2), (1, 1.5), (3, 1.5))
-
-def alpha_style(
-    alpha: float,  # one of `ALPHAS`
-) -> dict:
-    "Colour, dash and label of the curve for this `alpha`"
-    i = ALPHAS.index(alpha)
-    label = "CE" if alpha == 0 else f"TCE, α = {alpha:g}"
-    return dict(color=sns.color_palette("colorblind")[i], label=label,
-                dashes=_DASHES[i], linewidth=2)
-
-# %% ../nbs/core/07_figures.ipynb #59dbe01c
-_OTHERS = {"mse": (5, (4, 1, 1, 1, 1, 1)), "mae": (7, (8, 3))}
+_STYLES = {  # of the palette's colours, and of the line
+    "ce": (0, ()), "tce:0.5": (1, (5, 2)), "tce:1": (2, (5, 2, 1, 2)),
+    "tce:1.5": (3, (1, 1.5)), "tce:2": (4, (3, 1.5)),
+    "mse": (5, (4, 1, 1, 1, 1, 1)), "mae": (7, (8, 3))}
 
 def method_style(
     method: str,  # a loss of a table, such as "ce" or "tce:1.5"
 ) -> dict:
-    "Colour, dash and label of a loss"
-    loss, _, alpha = method.partition(":")
-    if loss not in _OTHERS: return alpha_style(float(alpha or 0))
-    colour, dashes = _OTHERS[loss]
+    "Colour, dash and label of the curve of a loss"
+    if method not in _STYLES:
+        raise ValueError(unknown("method", method, _STYLES))
+    colour, dashes = _STYLES[method]
     return dict(color=sns.color_palette("colorblind")[colour],
-                label=loss.upper(), dashes=dashes, linewidth=2)
+                label=_label(method), dashes=dashes, linewidth=2)
+
+def _label(method: str) -> str:
+    "A loss as a table or a legend names it"
+    loss, _, alpha = method.partition(":")
+    return f"TCE α = {float(alpha):g}" if alpha else loss.upper()
+
+# %% ../nbs/core/07_figures.ipynb #59dbe01c
+def alpha_style(
+    alpha: float,  # one of `ALPHAS`
+) -> dict:
+    "Colour, dash and label of the curve for this `alpha`"
+    return method_style(f"tce:{alpha:g}" if alpha else "ce")
 
 # %% ../nbs/core/07_figures.ipynb #8d39f02c
 def loss_and_gradient(
@@ -168,12 +171,13 @@ def plot_history(
 def _plot_columns(axes: Axes, history: list[dict], names: dict,
                   convert) -> None:
     "Curves of the columns that a history has"
+    dashes = [dashes for _, dashes in _STYLES.values()]
     for number, (name, label) in enumerate(names.items()):
         rows = [row for row in history if row.get(name) is not None]
         if rows: axes.plot(
             [row["epoch"] for row in rows],
             [convert(row[name]) for row in rows], label=label, linewidth=2,
-            dashes=_DASHES[number])
+            dashes=dashes[number])
 
 # %% ../nbs/core/07_figures.ipynb #78b7a7d5
 def plot_confusion(
@@ -197,7 +201,7 @@ def plot_confusion(
 
 # %% ../nbs/core/07_figures.ipynb #b1447c93
 EVIDENCE = ("paper", "cpu")  # presets that count, the first there is
-DATASETS = ("cifar100", "cifar10", "svhn", "mnist")
+DATASETS = tuple(ETAS)
 
 def in_tables(
     frame: pd.DataFrame,  # from `gather`
@@ -318,17 +322,11 @@ def table_markdown(
                       ":class: results", "",
                       *lines, ":::"])
 
-def _label(method: str) -> str:
-    "A loss as a table names it"
-    loss, _, alpha = method.partition(":")
-    return f"TCE α = {float(alpha):g}" if alpha else loss.upper()
-
 # %% ../nbs/core/07_figures.ipynb #c5e0991a
 def _entry(row: pd.Series) -> str:
     "A cell: ours with its spread and seeds, gain over CE, the paper's"
-    lines = [_bold(row["mean"], row.best_mean) + (
-        f" ± {row['std']:.1f}" if row.n > 1 else "") + f" ({row.n})"
-        if row.n else "diverged" if row.diverged else "no records"]
+    lines = [_seeds(row, row.best_mean) if row.n else
+             "diverged" if row.diverged else "no records"]
     if row.n and row.diverged: lines.append(f"{row.diverged} diverged")
     if row.n and row.method != "ce": lines.append(
         "–" if math.isnan(row.gain) else f"{row.gain:+.1f} to CE")
@@ -336,6 +334,11 @@ def _entry(row: pd.Series) -> str:
     lines.append("–" if math.isnan(row.paper) else
                  f"*{_bold(row.paper, row.best_paper, 2)}{gain}*")
     return "<br>".join(lines)
+
+def _seeds(row: pd.Series, best: bool = False) -> str:
+    "Mean, spread and number of seeds; bold where it is the best"
+    spread = f" ± {row['std']:.1f}" if row.n > 1 else ""
+    return f"{_bold(row['mean'], best)}{spread} ({row.n:.0f})"
 
 def _bold(value: float, best: bool, digits: int = 1) -> str:
     "A number, bold where it is the best"
@@ -535,7 +538,7 @@ def epochs_to(
     return math.inf
 
 # %% ../nbs/core/07_figures.ipynb #94847a6a
-FIG3 = ("ce", "mse", "tce:0.5", "tce:1", "tce:1.5", "tce:2")
+FIG3 = tuple(method for method in METHODS if method != "mae")
 THRESHOLDS = {"cifar10": 0.70, "cifar100": 0.40}  # the paper's
 
 def threshold_share(
@@ -719,9 +722,7 @@ def _measured(found: pd.DataFrame, cell: tuple, planned: set) -> str:
     "Mean, spread and seeds of a cell; a dash where there is nothing yet"
     if cell not in found.index: return "–" if cell in planned else ""
     row = found.loc[cell]
-    if not row.n: return "–"
-    spread = f" ± {row['std']:.1f}" if row.n > 1 else ""
-    return f"{row['mean']:.1f}{spread} ({row.n:.0f})"
+    return _seeds(row) if row.n else "–"
 
 # %% ../nbs/core/07_figures.ipynb #3f09dfdc
 def digits_comparison(
@@ -785,6 +786,20 @@ def headline(
              if len(evidence(frame, [dataset]))]
     return "\n".join([*lines, *(f"- {note}" for note in shown)])
 
+# %% ../nbs/core/07_figures.ipynb #10b48ef2
+def without_clean(
+    frame: pd.DataFrame,  # from `gather`
+) -> str:
+    "What our gains cannot say while runs on clean labels are missing"
+    tables = both_tables(frame)
+    ours = tables[(tables.n > 0) & (tables.method == "ce")]
+    clean = set(ours.dataset[ours.eta == 0])
+    missing = dict.fromkeys(TITLES[d] for d in ours.dataset if d not in clean)
+    if not missing: return ""
+    return (f"No runs with clean labels are recorded yet on "
+            f"{', '.join(missing)}: a gain there may come from resistance to "
+            "wrong labels as well as from steps that suit a short training.")
+
 # %% ../nbs/core/07_figures.ipynb #8e02f6b9
 def readme_table(
     frame: pd.DataFrame,  # from `gather`
@@ -798,19 +813,13 @@ def readme_table(
              "|:---|" + "---:|" * len(shown)]
     for method in dict.fromkeys(tables.method):
         lines.append(f"| {_label(method)} | " + " | ".join(
-            _seeds(found.loc[method, dataset])
+            _seeds(found.loc[method, dataset], found.best_mean[method, dataset])
             if (method, dataset) in found.index else "–"
             for dataset in shown) + " |")
     notes = scale_note(frame[frame.eta == 0.4], shown)
     if (table.n == 1).any(): notes = (
         "One seed shows what a run gave, not which loss is better. " + notes)
     return "\n".join([*lines, "", textwrap.fill(notes)])
-
-# %% ../nbs/core/07_figures.ipynb #a7d3c09f
-def _seeds(row: pd.Series) -> str:
-    "Mean, spread and number of seeds; bold where it is the best"
-    spread = f" ± {row['std']:.1f}" if row.n > 1 else ""
-    return f"{_bold(row['mean'], row.best_mean)}{spread} ({row.n})"
 
 # %% ../nbs/core/07_figures.ipynb #60c9d1ea
 def update_readme(
