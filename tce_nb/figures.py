@@ -325,7 +325,7 @@ def table_markdown(
 # %% ../nbs/core/07_figures.ipynb #c5e0991a
 def _entry(row: pd.Series) -> str:
     "A cell: ours with its spread and seeds, gain over CE, the paper's"
-    lines = [_seeds(row, row.best_mean) if row.n else
+    lines = [_seeds(row) if row.n else
              "diverged" if row.diverged else "no records"]
     if row.n and row.diverged: lines.append(f"{row.diverged} diverged")
     if row.n and row.method != "ce": lines.append(
@@ -335,10 +335,11 @@ def _entry(row: pd.Series) -> str:
                  f"*{_bold(row.paper, row.best_paper, 2)}{gain}*")
     return "<br>".join(lines)
 
-def _seeds(row: pd.Series, best: bool = False) -> str:
+def _seeds(row: pd.Series) -> str:
     "Mean, spread and number of seeds; bold where it is the best"
+    mean = _bold(row["mean"], row.get("best_mean", False))
     spread = f" ± {row['std']:.1f}" if row.n > 1 else ""
-    return f"{_bold(row['mean'], best)}{spread} ({row.n:.0f})"
+    return f"{mean}{spread} ({row.n:.0f})"
 
 def _bold(value: float, best: bool, digits: int = 1) -> str:
     "A number, bold where it is the best"
@@ -813,7 +814,7 @@ def readme_table(
              "|:---|" + "---:|" * len(shown)]
     for method in dict.fromkeys(tables.method):
         lines.append(f"| {_label(method)} | " + " | ".join(
-            _seeds(found.loc[method, dataset], found.best_mean[method, dataset])
+            _seeds(found.loc[method, dataset])
             if (method, dataset) in found.index else "–"
             for dataset in shown) + " |")
     notes = scale_note(frame[frame.eta == 0.4], shown)
