@@ -10,7 +10,8 @@ __all__ = ['CrossEntropyLoss', 'LOSSES', 'SoftmaxMAELoss', 'SoftmaxMSELoss', 'Ta
            'PartiallyHuberisedLoss', 'ReverseCrossEntropyLoss', 'SmoothedCrossEntropyLoss', 'SoftBootstrapLoss',
            'SymmetricCrossEntropyLoss', 'TaylorCrossEntropyLoss', 'TruncatedGCELoss', 'NOISES', 'NoisyLabels',
            'add_noise', 'class_dependent', 'from_transition', 'human', 'instance_dependent', 'pair_flip',
-           'transition_matrix', 'uniform_excluding_true', 'uniform_including_true']
+           'transition_matrix', 'uniform_excluding_true', 'uniform_including_true', 'NoiseEstimate', 'estimate_noise',
+           'label_weights', 'rank_labels', 'suggest_alpha']
 
 # %% ../nbs/core/10_package.ipynb #92cf7665
 __version__ = "0.1.0"
@@ -36,6 +37,10 @@ from .noise import (
     instance_dependent, pair_flip, transition_matrix, uniform_excluding_true,
     uniform_including_true)
 
+# %% ../nbs/core/10_package.ipynb #81c7bff3
+from .diagnosis import (
+    NoiseEstimate, estimate_noise, label_weights, rank_labels, suggest_alpha)
+
 # %% ../nbs/core/10_package.ipynb #aac09c93
 _all_ = ["CrossEntropyLoss", "LOSSES", "SoftmaxMAELoss", "SoftmaxMSELoss",
          "TamedCrossEntropyLoss", "get_loss", "softmax_mae",
@@ -50,4 +55,6 @@ _all_ = ["CrossEntropyLoss", "LOSSES", "SoftmaxMAELoss", "SoftmaxMSELoss",
          "TruncatedGCELoss", "NOISES", "NoisyLabels", "add_noise",
          "class_dependent", "from_transition", "human",
          "instance_dependent", "pair_flip", "transition_matrix",
-         "uniform_excluding_true", "uniform_including_true"]
+         "uniform_excluding_true", "uniform_including_true",
+         "NoiseEstimate", "estimate_noise", "label_weights", "rank_labels",
+         "suggest_alpha"]

@@ -5,10 +5,11 @@
 # %% ../nbs/core/09_cli.ipynb #aebaccaf
 from __future__ import annotations
 
-import argparse, ast, contextlib, json, math, os, signal, sys, time, warnings
+import argparse, ast, contextlib, json, math, os, re, signal, sys, time
+import warnings
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Iterable, Optional
 try:
     import pandas as pd
     from rich.console import Console
@@ -17,12 +18,12 @@ try:
     from rich.table import Table
     from tce_nb.data import DataError
     from tce_nb.records import CELL, Files, RecordError, cells, gather, \
-        read_record, results_folder, selected_by
-    from tce_nb.noise import NOISES
+        read_record, recorded, results_folder, selected_by
+    from tce_nb.noise import NOISE_FILES, NOISES
     from tce_nb.sweep import (
         FIELD, METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State,
         Sweep, cost, hold_out_size, look, look_by_name, measure_speed,
-        parse_method, plan, progress_of, unknown)
+        parse_method, plan, progress_of, template, unknown)
     from tce_nb.training import PRESETS, Config, preset
 except ImportError as missing: raise SystemExit(
     f"tce: error: {missing}; the experiments need more than the loss: "
@@ -106,21 +107,37 @@ def _pool_options(parser, workers: bool) -> None:
     parser.add_argument("--json", action="store_true",
                         help="print the outcome, or the plan, as JSON")
 
+# %% ../nbs/core/09_cli.ipynb #292d8eeb
+def _about() -> dict[str, str]:
+    "What a template says of each of its parameters"
+    cells = json.loads(template("select_epoch").read_text(
+        encoding="utf-8"))["cells"]
+    source = next("".join(cell["source"]) for cell in cells
+                  if "parameters" in cell["metadata"].get("tags", ()))
+    found = re.findall(r"^(\w+): \w+ = (.+?)  # (.+)$", source, re.M)
+    return {name: text if value == "None" or not hasattr(Config, name) else
+            f"{text} (default: {getattr(Config, name)})"
+            for name, value, text in found}
+
+_KINDS = ", ".join([*NOISES, *NOISE_FILES.values()])
+
 # %% ../nbs/core/09_cli.ipynb #4368a094
 def _run_options(parser) -> None:
     "A preset, and every field of a configuration"
     parser.add_argument("--preset", choices=PRESETS, help="scale (default: "
                         "smoke for the embedded digits, cpu for other data)")
-    kinds = dict(int=int, float=float, str=str)
+    kinds, about = dict(int=int, float=float, str=str), _about()
+    about["noise"] = f"one of {_KINDS} (default: {Config.noise})"
     for field in fields(Config):
         if field.name in ("loss", "milestones", "hold_out"): continue
         kind = str(field.type).removeprefix("Optional[").rstrip("]")
-        flag = "--" + field.name.replace("_", "-")
+        flag, text = "--" + field.name.replace("_", "-"), about[field.name]
         if kind == "bool": parser.add_argument(
-            flag, action=argparse.BooleanOptionalAction)
-        else: parser.add_argument(flag, type=kinds[kind])
+            flag, action=argparse.BooleanOptionalAction, help=text)
+        else: parser.add_argument(flag, type=kinds[kind], help=text, metavar=(
+            "N" if kind == "int" else "X" if kind == "float" else "NAME"))
     parser.add_argument("--loss", default="tce", metavar="LOSS",
-                        help=f"one of {', '.join(METHODS)}, or tce")
+                        help=f"one of {', '.join([*METHODS, *FIELD])}")
     parser.add_argument("--milestones", type=int, nargs="*", metavar="EPOCH",
                         help="epochs in which the learning rate falls")
     parser.add_argument("--hold-out", type=_size, nargs="?", const="preset",
@@ -129,6 +146,7 @@ def _run_options(parser) -> None:
     parser.add_argument("--rerun", action="store_true", help="train again "
                         "and replace the record when that has succeeded")
     _pool_options(parser, workers=False)
+    parser.set_defaults(workers=1, runs_per_gpu=1, ray=None)
 
 # %% ../nbs/core/09_cli.ipynb #94f72d90
 def _cell_options(parser, required: bool) -> None:
@@ -141,7 +159,7 @@ def _cell_options(parser, required: bool) -> None:
                         f"exponents; or of {', '.join(FIELD)}")
     parser.add_argument("--eta", type=float, metavar="ETA", **several)
     parser.add_argument("--noise", metavar="KIND", **several,
-                        help=f"of {', '.join(NOISES)}")
+                        help=f"of {_KINDS}")
     parser.add_argument("--seeds", type=int, metavar="N",
                         help="runs for each mean (default: " + ", ".join(
                             f"{k} {n}" for k, n in SEEDS.items()) + ")")
@@ -166,9 +184,13 @@ def _sweep_options(parser) -> None:
 # %% ../nbs/core/09_cli.ipynb #62e44c92
 def _results_options(parser) -> None:
     "Which tables, and how"
-    parser.add_argument("--preset", choices=[*PRESETS, "custom"])
-    parser.add_argument("--dataset", nargs="+", action="extend",
-                        metavar="NAME")
+    several = dict(nargs="+", action="extend")
+    parser.add_argument("--preset", choices=[*SEEDS, "custom"])
+    parser.add_argument("--dataset", metavar="NAME", **several)
+    parser.add_argument("--loss", metavar="LOSS", **several,
+                        help="as a table names it: ce, tce:1.5, ...")
+    parser.add_argument("--eta", type=float, metavar="ETA", **several)
+    parser.add_argument("--noise", metavar="KIND", **several)
     parser.add_argument("--reading", default="selected",
                         choices=["selected", "last", "oracle"])
     form = parser.add_mutually_exclusive_group()
@@ -233,7 +255,6 @@ def _check_effect(given: dict, config: Config) -> None:
 # %% ../nbs/core/09_cli.ipynb #9643ec1e
 def command_run(options: argparse.Namespace) -> int:
     "Train one network, unless it is recorded already"
-    options.workers, options.runs_per_gpu, options.ray = 1, 1, None
     job = Job(run_config(options), rerun=options.rerun)
     return _work_off([job], options, results_folder(options.results))
 
@@ -278,7 +299,7 @@ def _check_cluster(options: argparse.Namespace) -> None:
 def _work_off(jobs: list[Job], options, results: Path) -> int:
     "Run the jobs, or say what they would cost"
     if options.dry_run: return _dry_run(jobs, options, results)
-    pool = _pool(options, results)
+    pool = _pool(jobs, options, results)
     with _stop_on_signals(), _Screen(results, options.data) as screen:
         try:
             sweep = Sweep(jobs, pool, results, screen.tell)
@@ -289,8 +310,9 @@ def _work_off(jobs: list[Job], options, results: Path) -> int:
     if options.json: print(json.dumps([_json_state(s) for s in states],
                                       indent=1))
     for state in failed:
-        print(f"failed: {state.job.name}: {state.reason}\n  log: "
-              f"{Files(state.job.name, results).log}", file=sys.stderr)
+        log = Files(state.job.name, results).log
+        print(f"failed: {state.job.name}: {state.reason}"
+              + (f"\n  log: {log}" if log.exists() else ""), file=sys.stderr)
     for line in _other_epochs(states, results): print(line, file=sys.stderr)
     return 1 if failed else 0
 
@@ -310,10 +332,12 @@ def _say_done(sweep: Sweep, options: argparse.Namespace) -> None:
     print(f"{len(done)} of {len(sweep.states)} recorded already{only}{again}",
           file=sys.stderr)
 
+# %% ../nbs/core/09_cli.ipynb #80d9a18e
 def _other_epochs(states: list[State], results: Path):
     "Runs that are recorded at the epoch of another hold-out run"
     for state in states:
-        if state.state != "done" or not state.job.needs: continue
+        if state.state != "done" or not state.job.needs or not recorded(
+                state.job.needs, results): continue
         name, chosen = state.job.name, selected_by(state.job.needs, results)
         at = read_record(Files(name, results).record)["readings"]["selected"]
         if at and at["epoch"] != chosen: yield (
@@ -321,15 +345,16 @@ def _other_epochs(states: list[State], results: Path):
             f"run selected; that of this sweep selects {chosen}")
 
 # %% ../nbs/core/09_cli.ipynb #0b153b63
-def _pool(options: argparse.Namespace, results: Path):
+def _pool(jobs: list[Job], options: argparse.Namespace, results: Path):
     "The slots that the options describe"
     seconds = 3600 * options.limit
     if options.ray: return RayPool(
         results, options.ray, options.data, options.cpus_per_run or 1,
         options.gpus_per_run or 0, seconds, options.checkpoints)
+    on_cpu = all(job.config.device == "cpu" for job in jobs)
     return LocalPool(
         results, options.data, options.workers, options.threads or 1, seconds,
-        options.runs_per_gpu or 1)
+        options.runs_per_gpu or 1, gpus=0 if on_cpu else None)
 
 @contextlib.contextmanager
 def _stop_on_signals():
@@ -354,8 +379,7 @@ def _dry_run(jobs: list[Job], options, results: Path) -> int:
     "List the runs and what is left of them would take"
     states = [look(job, results) for job in jobs]
     speed = measure_speed(jobs[0].config.device)
-    slots = 1 if options.ray else options.workers or LocalPool(
-        results, runs_per_gpu=options.runs_per_gpu or 1).slots
+    slots = 1 if options.ray else _pool(jobs, options, results).slots
     hours = [0 if state.state == "done" else
              cost(state.job.config, options.data) / speed / 3600
              for state in states]
@@ -414,8 +438,7 @@ class _Screen:
         if self.console.is_terminal: self.live.start()
         return self
 
-    def __exit__(self, *error) -> None:
-        if self.console.is_terminal: self.live.stop()
+    def __exit__(self, *error) -> None: self.live.stop()
 
     def tell(self, sweep: Sweep, changed: Optional[State]) -> None:
         "Something happened, or time has passed"
@@ -423,6 +446,9 @@ class _Screen:
             if changed: print(_line(self, sweep, changed), file=sys.stderr,
                               flush=True)
         elif changed or time.time() - self.drawn > 1:
+            if changed and changed.state in ("done", "failed", "waiting"):
+                self.console.print(escape(_line(self, sweep, changed)),
+                                   soft_wrap=True)
             self.drawn = time.time()
             self.live.update(_table(self, sweep), refresh=True)
 
@@ -458,9 +484,7 @@ def _table(screen: _Screen, sweep: Sweep) -> Table:
         if state.state in ("running", "elsewhere"):
             table.add_row(state.job.name, *_cells(progress_of(
                 state.job.name, screen.results)))
-        elif state.state == "failed":
-            table.add_row(f"[red]failed[/] {state.job.name}: "
-                          f"{escape(state.reason)}")
+    table.show_header = table.row_count > 0
     return table
 
 def _cells(progress: dict) -> tuple[str, ...]:
@@ -474,6 +498,7 @@ def _cells(progress: dict) -> tuple[str, ...]:
 # %% ../nbs/core/09_cli.ipynb #a7424c1f
 def command_status(options: argparse.Namespace) -> int:
     "Say what is done, running, failed and left, preset by preset"
+    _read(options.results)  # says what is damaged
     results, report = results_folder(options.results), []
     for scale in [options.preset] if options.preset else SEEDS:
         states = [look(job, results) for job in _plan(options, scale)]
@@ -544,8 +569,9 @@ def result_tables(
         about = dict(zip(across, key))
         title = ("{dataset}{version}, {scale}: {trained_on:,} training and "
                  "{tested_on:,} test images, {epochs} epochs, {noise}, on "
-                 "{made_on}, recipe {recipe}").format(
-                     **about, version=about["file"] and f" ({about['file']})")
+                 "{made_on}, recipe {recipe}{more}").format(
+                     **about, version=about["file"] and f" ({about['file']})",
+                     more=about["changes"] and f" ({about['changes']})")
         texts = [_result(row) for _, row in group.iterrows()]
         table = group.assign(text=texts).pivot(
             index="method", columns="eta", values="text").fillna("")
@@ -566,24 +592,45 @@ def _result(cell: pd.Series) -> str:
 # %% ../nbs/core/09_cli.ipynb #9c685efe
 def command_results(options: argparse.Namespace) -> int:
     "Print what came out"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # said below, in one place
-        frame = gather(options.results)
-    for line in frame.attrs["skipped"]:
-        print(f"tce: skipped {line}", file=sys.stderr)
-    frame = _chosen(frame, "scale", options.preset and [options.preset])
-    frame = _chosen(frame, "dataset", options.dataset)
+    frame = _read(options.results)
+    if options.preset == "beyond":  # the size of `cpu`, other cells
+        frame = frame[frame.name.isin(job.name for job in plan("beyond"))]
+    elif options.preset: frame = frame[frame.scale == options.preset]
+    for column, wanted, known in (
+            ("dataset", options.dataset, SIZES), ("eta", options.eta, ()),
+            ("method", options.loss, [*METHODS, *FIELD]),
+            ("noise", options.noise, NOISES)):
+        frame = _chosen(frame, column, wanted, known)
     table = cells(frame, options.reading)
     if options.csv: print(table.to_csv(index=False), end="")
     elif options.json: print(table.to_json(orient="records", indent=1))
     else: _print_tables(result_tables(table), options)
     return 0
 
-def _chosen(frame: pd.DataFrame, column: str, wanted) -> pd.DataFrame:
+# %% ../nbs/core/09_cli.ipynb #f814e816
+def _chosen(frame: pd.DataFrame, column: str, wanted,
+            known: Iterable[str] = ()) -> pd.DataFrame:
     "The runs with one of these values; a file counts by its bare name"
     if not wanted: return frame
-    names = {Path(word).stem for word in wanted}
-    return frame[frame[column].map(lambda value: Path(value).stem in names)]
+    def bare(value): return Path(value).stem if column == "dataset" else value
+    found, names = frame[column].map(bare), [bare(word) for word in wanted]
+    known = dict.fromkeys([*known, *found])
+    for name in names:
+        if column != "eta" and name not in known:
+            raise ValueError(unknown(column, name, known))
+    return frame[found.isin(names)]
+
+# %% ../nbs/core/09_cli.ipynb #a8c6c84f
+def _read(results: Optional[str]) -> pd.DataFrame:
+    "All runs of a folder; says which files are no records"
+    if results and not Path(results).is_dir(): raise ValueError(
+        f"--results: got {results}, expected a folder")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said here, in one place
+        frame = gather(results)
+    for line in frame.attrs["skipped"]:
+        print(f"tce: skipped {line}", file=sys.stderr)
+    return frame
 
 # %% ../nbs/core/09_cli.ipynb #8cf8545b
 def _print_tables(tables: dict[str, pd.DataFrame], options) -> None:

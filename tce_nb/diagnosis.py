@@ -8,19 +8,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Mapping, Optional
 
-import matplotlib.pyplot as plt
-import pandas as pd
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from .figures import method_style
-from .losses import (
-    _check_alpha, _describe, _refuse, tamed_weight)
-from .training import calibration_error
+from .losses import _check_alpha, _describe, _refuse, tamed_weight
+if TYPE_CHECKING:  # what the loss alone does not need is imported on use
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 # %% auto #0
 __all__ = ['START_WEIGHT', 'reliability', 'adaptive_calibration_error', 'risk_coverage', 'risk_area', 'score_predictions',
@@ -28,39 +25,64 @@ __all__ = ['START_WEIGHT', 'reliability', 'adaptive_calibration_error', 'risk_co
            'average_precision', 'record_precision', 'NoiseEstimate', 'estimate_noise', 'suggest_alpha']
 
 # %% ../nbs/core/14_diagnosis.ipynb #c53e693e
-def _check_predictions(logits: Tensor, labels: Tensor) -> None:
-    "Refuse logits and labels that do not belong together"
-    if not (isinstance(logits, Tensor) and logits.is_floating_point()
-            and logits.dim() == 2 and len(logits) and logits.shape[1] > 1):
+def _as_tensor(name: str, value) -> Tensor:
+    "A tensor of a tensor, an array or a list"
+    try: return torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError):
+        _refuse(ValueError, name, _describe(value), "a tensor or an array")
+
+def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
+    "Logits and labels that belong together, or a refusal"
+    logits = _as_tensor("logits", logits)
+    if not (logits.is_floating_point() and logits.dim() == 2
+            and len(logits) and logits.shape[1] > 1):
         _refuse(ValueError, "logits", _describe(logits),
                 "floating-point logits, N x K, with N >= 1 and K >= 2")
     if not (logits < math.inf).all(): _refuse(
         ValueError, "logits", "nan or inf", "numbers, or -inf")
-    if not isinstance(labels, Tensor) or labels.dtype != torch.int64 \
-            or labels.shape != logits.shape[:1]:
+    sums = logits.double().sum(1)
+    if len(logits) > 1 and (logits >= 0).all() \
+            and (sums - 1).abs().max() < 1e-3:
+        _refuse(ValueError, "logits", "probabilities", "their logarithms")
+    return logits, _class_indices(labels, *logits.shape)
+
+# %% ../nbs/core/14_diagnosis.ipynb #3990e52d
+def _class_indices(labels, n: int, num_classes: int) -> Tensor:
+    "Labels of `n` samples as int64, or a refusal"
+    labels = _as_tensor("labels", labels)
+    if labels.is_floating_point() or labels.dtype == torch.bool \
+            or labels.shape != (n,):
         _refuse(ValueError, "labels", _describe(labels),
-                f"int64 class indices of shape ({len(logits)},)")
-    bad = labels[(labels < 0) | (labels >= logits.shape[1])]
-    if len(bad):
-        _refuse(ValueError, "labels", f"class {bad[0].item()}",
-                f"0 to {logits.shape[1] - 1}")
+                f"integer class indices of shape ({n},)")
+    bad = labels[(labels < 0) | (labels >= num_classes)]
+    if len(bad): _refuse(ValueError, "labels", f"class {bad[0].item()}",
+                         f"0 to {num_classes - 1}")
+    return labels.long()
 
 # %% ../nbs/core/14_diagnosis.ipynb #9f5a8161
-def _check_confidence(confidence: Tensor, correct: Tensor) -> None:
-    "Refuse what cannot be the confidence and success of predictions"
-    for name, value in (("confidence", confidence), ("correct", correct)):
-        if not isinstance(value, Tensor) or value.dim() != 1 \
-                or value.shape != confidence.shape or not len(value):
+def _confidence(confidence, correct) -> tuple[Tensor, Tensor]:
+    "The confidence and success of predictions, or a refusal"
+    both = (_as_tensor("confidence", confidence),
+            _as_tensor("correct", correct))
+    for name, value in zip(("confidence", "correct"), both):
+        if value.dim() != 1 or value.shape != both[0].shape \
+                or not len(value):
             _refuse(ValueError, name, _describe(value),
                     "a number for each prediction, at least one")
         if not ((value >= 0) & (value <= 1)).all():
             _refuse(ValueError, name, "a number outside of 0 to 1",
                     "numbers from 0 to 1")
+    return both
+
+def _check_bins(bins: int) -> None:
+    "Refuse what cannot be a number of bins"
+    if not isinstance(bins, Integral) or bins < 1:
+        _refuse(ValueError, "bins", repr(bins), "an int >= 1")
 
 # %% ../nbs/core/14_diagnosis.ipynb #d4bfd0f3
 def _ordered(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     "Most certain first; those of equal confidence share their success"
-    _check_confidence(confidence, correct)
+    confidence, correct = _confidence(confidence, correct)
     order = confidence.sort(descending=True, stable=True).indices
     confidence, correct = confidence[order].double(), correct[order].double()
     _, tie, count = confidence.unique_consecutive(
@@ -74,8 +96,8 @@ def reliability(
     bins: int = 15,      # of equal mass
 ) -> pd.DataFrame:
     "Mean confidence and accuracy of each bin, least certain first"
-    if not isinstance(bins, Integral) or bins < 1:
-        _refuse(ValueError, "bins", repr(bins), "an int >= 1")
+    import pandas as pd
+    _check_bins(bins)
     parts = [part.flip(0).tensor_split(min(int(bins), len(part)))
              for part in _ordered(confidence, correct)]
     return pd.DataFrame([dict(n=len(sure), confidence=sure.mean().item(),
@@ -117,8 +139,10 @@ def score_predictions(
     bins: int = 15,  # of both calibration errors
 ) -> dict[str, float]:
     "Accuracy, and what the probabilities are worth"
-    _check_predictions(logits, labels)
-    logits = logits.detach().double()
+    from tce_nb.training import calibration_error
+    logits, labels = _predictions(logits, labels)
+    _check_bins(bins)
+    logits = logits.double()
     q = logits.softmax(1)
     confidence, predicted = q.max(1)
     correct = predicted == labels
@@ -170,6 +194,8 @@ def plot_confidence(
     bins: int = 10,  # of the reliability diagram
 ) -> Figure:
     "Reliability diagram and risk-coverage curve of confidence and success"
+    from matplotlib import pyplot as plt
+    from tce_nb.figures import method_style
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 4.2))
     left.plot([0, 1], [0, 1], color="0.5", linewidth=1)
     for method, (confidence, correct) in predictions.items():
@@ -197,9 +223,9 @@ def label_weights(
     alpha: float = 1.5,
 ) -> Tensor:
     "What taming leaves of each sample: 1 is trusted, towards 0 suspicious"
-    _check_predictions(logits, labels)
+    logits, labels = _predictions(logits, labels)
     _check_alpha(alpha)
-    ce = F.cross_entropy(logits.detach().double(), labels, reduction="none")
+    ce = F.cross_entropy(logits.double(), labels, reduction="none")
     return tamed_weight(ce, alpha)
 
 def rank_labels(
@@ -216,8 +242,10 @@ def precision_recall(
     n: int,         # how many of the first are looked at
 ) -> dict[str, float]:
     "How many of the first `n` are wrong, and how many of the wrong are there"
-    if wrong.dtype != torch.bool: _refuse(
-        ValueError, "wrong", _describe(wrong), "torch.bool")
+    order, wrong = _as_tensor("order", order), _as_tensor("wrong", wrong)
+    if wrong.dtype != torch.bool or len(wrong) <= order.max(): _refuse(
+        ValueError, "wrong", _describe(wrong),
+        f"torch.bool, of {int(order.max()) + 1} labels or more")
     if not isinstance(n, Integral) or not 1 <= n <= len(order):
         _refuse(ValueError, "n", repr(n), f"an int from 1 to {len(order)}")
     found = int(wrong[order[:int(n)]].sum())
@@ -296,9 +324,12 @@ def estimate_noise(
     logits: Tensor,  # N x K, of samples that were not trained on
     labels: Tensor,  # as given, uniform noise included
 ) -> NoiseEstimate:
-    "Noise ratio from how often a label is among the less likely classes"
-    _check_predictions(logits, labels)
+    "Noise ratio of unseen labels, of which too many are unlikely classes"
+    logits, labels = _predictions(logits, labels)
     n, num_classes = logits.shape
+    if num_classes == 2: _refuse(
+        ValueError, "logits", "2 classes", "3 or more: of two, every mistake "
+        "of the network would count as a wrong label")
     lower = num_classes // 2
     share = _share_below(logits, labels, lower).double().mean().item()
     low, high = (min(1.0, max(0.0, end * num_classes / lower))

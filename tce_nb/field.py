@@ -48,7 +48,7 @@ def _of_probabilities(loss, log_q, p, dim):
     weight = 1.0 if loss.weight is None else _along(loss.weight, log_q)
     smooth, total = _smooth(p, dim, loss.label_smoothing), 0.0
     if loss.cost is not None:
-        cost = loss.cost(log_q, log_q, dim)
+        cost = loss.cost(loss.log_labels(log_q, dim), log_q, dim)
         total = total + (weight * smooth * cost).sum(dim)
     if loss.divergence is not None:
         divergence = loss.divergence(smooth, log_q, dim)
@@ -69,6 +69,9 @@ class FieldLoss(CrossEntropyLoss):
         "What the network says of the label; anything where it is ignored"
         return -F.nll_loss(log_q, target, reduction="none",
                            ignore_index=self.ignore_index)
+    def log_labels(self, log_q: Tensor, dim: int) -> Tensor:
+        "The same of every class, were it the label"
+        return log_q
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         "The loss of logits against class indices or probabilities"
@@ -402,8 +405,8 @@ class HardBootstrapLoss(SoftBootstrapLoss):
 def _check_transition(transition) -> Tensor:
     "Refuse a matrix whose rows are not distributions"
     allowed = "a square matrix, a row of probabilities for each class"
-    if not isinstance(transition, Tensor) \
-            or not transition.is_floating_point():
+    if transition is not None: transition = torch.as_tensor(transition)
+    if transition is None or not transition.is_floating_point():
         _refuse(TypeError, "transition", _describe(transition), allowed)
     shape = tuple(transition.shape)
     if len(shape) != 2 or shape[0] != shape[1]:
@@ -441,8 +444,8 @@ class ForwardCorrectedLoss(FieldLoss):
         log_y = (log_q + column.movedim(-1, dim)).logsumexp(dim)
         return log_y.clamp(min=_lowest(log_q))
 
-    def cost(self, log_y, log_q, dim):
-        return -(_log_noisy(self, log_q, dim) if log_y is log_q else log_y)
+    def log_labels(self, log_q, dim): return _log_noisy(self, log_q, dim)
+    def cost(self, log_y, log_q, dim): return -log_y
 
 # %% ../nbs/core/13_field.ipynb #b118879f
 def _log_transition(loss: ForwardCorrectedLoss, log_q: Tensor) -> Tensor:

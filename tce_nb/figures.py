@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from .losses import tame, tamed_weight
-from .noise import NoisyLabels
 from .records import (
     cells, gather, loss_name, paired_difference, paper_numbers)
 from .sweep import ETAS, METHODS, plan, unknown
@@ -124,8 +123,9 @@ def plot_sample_weight(
 
 # %% ../nbs/core/07_figures.ipynb #9974e02c
 def plot_samples(
-    images: Tensor,      # uint8, N x C x 32 x 32; all are drawn
-    noisy: NoisyLabels,  # of these images
+    images: Tensor,       # uint8, N x C x 32 x 32; all are drawn
+    labels: Tensor,       # what is said of them
+    true_labels: Tensor,  # what is right
     columns: int = 10,
 ) -> Figure:
     "A grid of images, each under its label; wrong labels stand out"
@@ -134,8 +134,8 @@ def plot_samples(
                                 figsize=(0.85 * columns, 1.1 * rows))
     wrong = sns.color_palette("colorblind")[3]
     for axis in axes.flat: axis.axis("off")
-    for axis, image, label, true in zip(axes.flat, images, noisy.labels,
-                                        noisy.true_labels):
+    for axis, image, label, true in zip(axes.flat, images, labels,
+                                        true_labels):
         axis.imshow(image.permute(1, 2, 0).squeeze(), cmap="gray")
         if label == true: axis.set_title(int(label), size=9)
         else: axis.set_title(f"{int(true)} → {int(label)}", size=9,

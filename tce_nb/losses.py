@@ -129,9 +129,11 @@ def _check_indices(input: Tensor, target: Tensor) -> None:
     shape = tuple(input.shape)
     expected = shape[:1] + shape[2:] if len(shape) > 1 else ()
     if target.shape != expected:
+        last = "; with classes last, input.movedim(-1, 1)" \
+            if target.shape == shape[:-1] else ""
         _refuse(ValueError, "target", f"shape {tuple(target.shape)}",
                 f"{expected} (indices) or {shape} (probabilities) "
-                f"for an input of shape {shape}")
+                f"for an input of shape {shape}{last}")
     if target.dtype not in (torch.int64, torch.uint8):
         _refuse(TypeError, "target", target.dtype, "int64 class indices "
                 f"(or probabilities, in the input's shape {shape})")
@@ -426,7 +428,8 @@ def get_loss(
 ) -> nn.Module:
     "Build a loss from its name"
     if str(name) not in LOSSES:
-        near = difflib.get_close_matches(str(name), LOSSES, n=1)
+        bare = str(name).lower().partition(":")[0]  # of "TCE" or "tce:1.5"
+        near = difflib.get_close_matches(bare, LOSSES, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         _refuse(ValueError, "name", repr(name),
                 f"one of {', '.join(LOSSES)}{hint}")

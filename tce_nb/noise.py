@@ -16,8 +16,9 @@ from torch import Tensor
 
 # %% auto #0
 __all__ = ['CIFAR10', 'CIFAR10_FLIPS', 'CIFAR100_SUPER_CLASSES', 'CIFAR100', 'CIFAR100_FLIPS', 'HUMAN_LABELS', 'NOISES',
-           'NoisyLabels', 'uniform_including_true', 'uniform_excluding_true', 'transition_matrix', 'pair_flip',
-           'class_dependent', 'from_transition', 'instance_dependent', 'human', 'check_noise_name', 'add_noise']
+           'NOISE_FILES', 'NoisyLabels', 'uniform_including_true', 'uniform_excluding_true', 'transition_matrix',
+           'pair_flip', 'class_dependent', 'from_transition', 'instance_dependent', 'human', 'noise_file',
+           'check_noise_name', 'add_noise', 'check_all_or_none']
 
 # %% ../nbs/core/01_noise.ipynb #c38f3c08
 @dataclass(frozen=True)
@@ -452,23 +453,32 @@ NOISES: dict[str, Callable[..., NoisyLabels]] = {
     "class_dependent": class_dependent,
     "instance_dependent": instance_dependent,
 }
-_FILES = {"human": "human:FILE#COLUMN", "transition": "transition:FILE"}
+NOISE_FILES = {"human": "human:FILE#COLUMN", "transition": "transition:FILE"}
 _ALSO_CALLED = {"symmetric": "uniform_excluding_true",
                 "asymmetric": "class_dependent"}
+
+def noise_file(
+    noise: str,  # as `add_noise` takes it
+) -> Optional[tuple[str, str, str]]:  # kind, file, column
+    "Where the noise of this name is read from, if it is read from a file"
+    kind, _, place = str(noise).partition(":")
+    if kind not in NOISE_FILES: return None
+    if kind == "transition": return kind, place, ""
+    file, _, column = place.rpartition("#")
+    return kind, file, column
 
 # %% ../nbs/core/01_noise.ipynb #9895709d
 def check_noise_name(
     noise: str,  # one of `NOISES`, human:FILE#COLUMN or transition:FILE
 ) -> None:
     "Refuse a name that `add_noise` would not know, saying what is near"
-    noise = str(noise)
-    kind, colon, place = noise.partition(":")
-    if noise in NOISES or kind == "transition" and place: return
-    if kind == "human" and place:
-        file, _, column = place.rpartition("#")
-        if file: return _check_column(column)
-    known = [*NOISES, *_FILES.values()]
-    meant = _ALSO_CALLED.get(noise, _FILES.get(kind, noise))
+    noise, found = str(noise), noise_file(noise)
+    if noise in NOISES: return
+    if found and found[1]:
+        return _check_column(found[2]) if found[0] == "human" else None
+    known = [*NOISES, *NOISE_FILES.values()]
+    meant = _ALSO_CALLED.get(
+        noise, NOISE_FILES.get(noise.partition(":")[0], noise))
     raise ValueError(f"noise: got {noise!r}, expected one of "
                      f"{', '.join(known)}" + _did_you_mean(meant, known))
 
@@ -484,33 +494,39 @@ def add_noise(
 ) -> NoisyLabels:
     "Add the noise of this name to labels"
     check_noise_name(noise)
-    kind, _, place = str(noise).partition(":")
-    if kind in _FILES:
-        return _from_file(kind, place, labels, eta, num_classes, seed, root)
-    if kind != "instance_dependent":
-        return NOISES[kind](labels, eta, num_classes, seed)
+    if noise_file(noise):
+        return _from_file(noise, labels, eta, num_classes, seed, root)
+    if noise != "instance_dependent":
+        return NOISES[noise](labels, eta, num_classes, seed)
     if images is None:
-        raise TypeError(f"images: got None, expected the images of the "
-                        f"labels, which {kind} noise looks at")
+        raise TypeError("images: got None, expected the images of the "
+                        f"labels, which {noise} noise looks at")
     return instance_dependent(labels, eta, num_classes, seed, images)
 
 # %% ../nbs/core/01_noise.ipynb #e9b2453a
-def _from_file(kind: str, place: str, labels, eta: float, num_classes: int,
+def _from_file(noise: str, labels, eta: float, num_classes: int,
                seed: _Seed, root: Union[str, Path]) -> NoisyLabels:
     "Noise that is read from a file: all of it, or none"
     _check_noise(_as_tensor(labels)[0], eta, num_classes)
-    if 0 < eta < 1:
-        raise ValueError(f"eta: got {eta!r}, expected 1 to take the noise of "
-                         f"{kind}:{place} as it is, or 0 for none")
+    check_all_or_none(noise, eta)
     if eta == 0: return uniform_including_true(labels, 0, num_classes, seed)
-    if kind == "human":
-        file, _, column = place.rpartition("#")
-        return human(Path(root)/file, labels, column)
-    matrix = _read_matrix(Path(root)/place)
+    kind, file, column = noise_file(noise) or ("", "", "")
+    if kind == "human": return human(Path(root)/file, labels, column)
+    matrix = _read_matrix(Path(root)/file)
     if matrix.shape != (num_classes, num_classes):
-        raise ValueError(f"matrix: got shape {matrix.shape} in {place}, "
+        raise ValueError(f"matrix: got shape {matrix.shape} in {file}, "
                          f"expected {num_classes} x {num_classes}")
     return from_transition(labels, matrix, seed)
+
+# %% ../nbs/core/01_noise.ipynb #e13d2037
+def check_all_or_none(
+    noise: str,  # as `add_noise` takes it
+    eta: float,  # the noise ratio
+) -> None:
+    "Refuse a part of the noise of a file"
+    if noise_file(noise) and 0 < eta < 1:
+        raise ValueError(f"eta: got {eta!r}, expected 1 to take the noise of "
+                         f"{noise} as it is, or 0 for none")
 
 # %% ../nbs/core/01_noise.ipynb #3f52083f
 def _read_matrix(path: Path):

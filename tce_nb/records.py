@@ -5,11 +5,11 @@
 # %% ../nbs/core/05_records.ipynb #94a76107
 from __future__ import annotations
 
-import functools, hashlib, json, math, os, platform, re, subprocess, time
-import warnings
+import contextlib, functools, hashlib, itertools, json, math, os, platform
+import re, subprocess, time, warnings
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Iterable, Optional, Union
 
 import numpy as np
 import pandas as pd
@@ -21,18 +21,18 @@ from torch import Tensor
 import tce_nb
 from .data import Images
 from .losses import tamed_weight
-from tce_nb.training import (
-    PRESETS, Config, DamagedCheckpoint, Run, Task, _criterion, identity,
-    names_file, own_logits, pick_device, predict, preset, report, train,
-    write_whole)
+from .noise import noise_file
+from .training import (
+    PRESETS, Config, DamagedCheckpoint, Run, Task, identity, own_logits,
+    pick_device, predict, preset, report, train, write_whole)
 
 # %% auto #0
 __all__ = ['GROUPS', 'SCHEMA', 'READINGS', 'COLUMNS', 'CELL', 'loss_name', 'run_name', 'cell_of', 'recipe_of', 'scale_of',
-           'project_folder', 'results_folder', 'Files', 'selected_in', 'readings', 'confidence_groups', 'plausibility',
-           'examine', 'library_commit', 'device_name', 'surroundings', 'make_record', 'write_record', 'record_config',
-           'RecordError', 'read_record', 'record_history', 'AlreadyRecorded', 'Busy', 'recorded', 'lock_of',
-           'is_running', 'record_run', 'find_selected', 'selected_by', 'read_all', 'gather', 'histories', 'cells',
-           'paired_difference', 'paper_numbers']
+           'changes_of', 'project_folder', 'results_folder', 'Files', 'selected_in', 'readings', 'confidence_groups',
+           'plausibility', 'examine', 'library_commit', 'device_name', 'surroundings', 'make_record', 'write_record',
+           'record_config', 'RecordError', 'read_record', 'record_history', 'AlreadyRecorded', 'Busy', 'recorded',
+           'lock_of', 'is_running', 'record_run', 'find_selected', 'selected_by', 'read_all', 'gather', 'histories',
+           'cells', 'paired_difference', 'paper_numbers']
 
 # %% ../nbs/core/05_records.ipynb #07dce7fc
 def _digest(values: dict) -> str:
@@ -89,16 +89,31 @@ def scale_of(
     config: Config,
 ) -> str:
     "The preset at whose scale this run was made, or `custom`"
-    return _scale_of(tuple({**vars(config), "seed": 0}.items()))
+    return _scale_of(replace(config, seed=0))
 
 @functools.lru_cache(maxsize=10_000)
-def _scale_of(values: tuple) -> str:
-    "The scale of these fields and values"
-    config = Config(**dict(values))
+def _scale_of(config: Config) -> str:
+    "The same, found once for all seeds"
     free = {name: getattr(config, name) for name in _FREE}
     def bare(config): return identity(_without_files(config))
     return next((scale for scale in PRESETS
                  if bare(preset(scale, **free)) == bare(config)), "custom")
+
+# %% ../nbs/core/05_records.ipynb #ba31b508
+def changes_of(
+    config: Config,
+) -> str:
+    "The nearest preset and what differs but counts, or nothing, in words"
+    if scale_of(config) != "custom": return ""
+    free = {name: getattr(config, name) for name in _FREE}
+    def changed(scale):
+        usual = vars(preset(scale, **free))
+        return {name: value for name, value in vars(config).items()
+                if name != "device" and value != usual[name]}
+    scale = min(PRESETS, key=lambda scale: len(changed(scale)))
+    words = [f"{name} {value}" for name, value in changed(scale).items()
+             if name not in ("epochs", "train_per_class", "test_per_class")]
+    return f"{scale} with {', '.join(words)}" if words else ""
 
 # %% ../nbs/core/05_records.ipynb #f830ac82
 def project_folder() -> Optional[Path]:
@@ -193,10 +208,8 @@ def examine(
 ) -> Optional[dict[str, Any]]:
     "What the network of the last epoch says of every image"
     if run.diverged or run.net is None or run.task is None: return None
-    task, net = run.task, run.net
-    criterion, device = (_criterion(run.config, task),
-                         pick_device(run.config.device))
-    def logits(images): return own_logits(criterion, predict(net, Images(
+    task, net, device = run.task, run.net, pick_device(run.config.device)
+    def logits(images): return own_logits(run.criterion, predict(net, Images(
         images, task.mean, task.std, device)).cpu())
     test, labels = logits(task.data.test_images), task.data.test_labels
     q = test.softmax(1)
@@ -266,10 +279,11 @@ def make_record(
     selected: Optional[int] = None,  # the epoch chosen by a hold-out run
 ) -> dict[str, Any]:
     "A run as a record"
-    if not run.finished or run.task is None:
-        raise ValueError(
-            f"run: has {len(run.history)} of {run.config.epochs} epochs, "
-            "expected a finished one")
+    if not run.finished: raise ValueError(
+        f"run: has {len(run.history)} of {run.config.epochs} epochs, "
+        "expected a finished one")
+    if run.task is None: raise ValueError(
+        "run: has no task, expected a run as `train` returns it")
     config, history = run.config, run.history
     if config.hold_out: selected = selected_in(history)
     return dict(
@@ -320,7 +334,7 @@ def _row(record: dict) -> dict[str, Any]:
     config, made = record_config(record), record["made_on"]
     row = dict(
         name=record["name"], cell=record["cell"], scale=scale_of(config),
-        recipe=recipe_of(config),
+        recipe=recipe_of(config), changes=changes_of(config),
         method=loss_name(config.loss, config.alpha), **asdict(config),
         **{"file": "", **record["data"]}, made_on=made["device"])
     row["dataset"] = Path(config.dataset).name  # wherever the file was
@@ -328,6 +342,7 @@ def _row(record: dict) -> dict[str, Any]:
                                    "seconds", "finished")}
     row |= {k: made[k] for k in ("hardware", "threads", "commit")}
     if config.loss != "tce": row["alpha"] = math.nan
+    if config.eta == 0: row["noise"] = Config.noise  # there was none
     for which in READINGS:
         at = record["readings"][which] or dict(epoch=None, test_accuracy=None)
         row[f"{which}_epoch"], row[which] = (
@@ -370,7 +385,7 @@ def _problem(record: Any) -> Optional[str]:
     missing = [key for key in _KEYS if key not in record]
     if missing: return f"has no {', '.join(missing)}"
     config, history = record_config(record), record["history"]
-    file = config.dataset.endswith(".npz") or names_file(config.noise)
+    file = config.dataset.endswith(".npz") or noise_file(config.noise)
     if not file and (record["name"], record["cell"]) != (
             run_name(config), cell_of(config)):  # a file may have gone
         return f"is named {record['name']}, but its run is {run_name(config)}"
@@ -428,7 +443,6 @@ def is_running(
 def record_run(
     config: Config,
     folder: Union[str, Path, None] = None,  # of results
-    root: Union[str, Path, None] = None,    # of the data
     selected: Optional[int] = None,  # default: of the cell's hold-out run
     rerun: bool = True,     # train again where there is a record
     progress: bool = False,  # report each epoch
@@ -442,7 +456,7 @@ def record_run(
     with lock:
         if recorded(name, folder) and not rerun:
             raise AlreadyRecorded(f"{files.record}: exists")
-        run = _train_or_restart(config, root, files, progress)
+        run = _train_or_restart(config, files, progress)
         if files.record.exists() and not recorded(name, folder):
             os.replace(files.record, files.checkpoint.with_suffix(".record"))
         if selected is None: selected = find_selected(config, folder)
@@ -451,17 +465,17 @@ def record_run(
     return run
 
 # %% ../nbs/core/05_records.ipynb #8eb379dd
-def _train_or_restart(config, root, files: Files, progress: bool) -> Run:
+def _train_or_restart(config, files: Files, progress: bool) -> Run:
     "Train; a damaged checkpoint is set aside and the run starts again"
     def tell(run):
         write_whole(files.progress, json.dumps(_progress(run)).encode())
         if progress: report(run)
-    try: return train(config, root, files.checkpoint, tell)
+    try: return train(config, files.checkpoint, tell)
     except DamagedCheckpoint as error:
         aside = files.checkpoint.with_suffix(".damaged")
         os.replace(files.checkpoint, aside)
         warnings.warn(f"{error}; moved to {aside.name}, starting again")
-        return train(config, root, files.checkpoint, tell)
+        return train(config, files.checkpoint, tell)
 
 def _progress(run: Run) -> dict[str, Any]:
     "How far a run is, for others to see"
@@ -483,12 +497,18 @@ def find_selected(
     "The epoch that the recorded hold-out run of this cell selected, if any"
     start = run_name(replace(config, hold_out=0.5)).split("-seed")[0]
     records = results_folder(folder)/"records"
-    for path in sorted(records.glob(f"{start}-seed*.json")):
-        try: record = read_record(path)
-        except RecordError: continue  # `gather` reports it
-        if record["cell"] == cell_of(config):
-            return selected_in(record_history(record))
-    return None
+    held = []
+    for path in records.glob(f"{start}-seed*.json"):
+        with contextlib.suppress(RecordError):  # `gather` reports it
+            held.append(read_record(path))
+    return _selections(held).get(cell_of(config))
+
+def _selections(records: Iterable[dict]) -> dict[str, Optional[int]]:
+    "The epoch selected in each cell; on noisy labels, if there is a choice"
+    held = sorted((r for r in records if record_config(r).hold_out), key=(
+        lambda r: (not record_config(r).hold_out_noisy, r["name"])))
+    return {record["cell"]: selected_in(record_history(record))
+            for record in held[::-1]}  # so that the first counts
 
 # %% ../nbs/core/05_records.ipynb #52c518c0
 def selected_by(
@@ -518,8 +538,7 @@ def gather(
 ) -> pd.DataFrame:
     "All records of a folder: a row for each run"
     records, skipped = read_all(folder)
-    chosen = {record["cell"]: selected_in(record_history(record))
-              for record in records[::-1] if record_config(record).hold_out}
+    chosen = _selections(records)
     for record in records:
         if record["readings"]["selected"] is None:
             epoch = chosen.get(record["cell"])
@@ -528,7 +547,7 @@ def gather(
     frame.attrs["skipped"] = skipped
     return frame
 
-COLUMNS = ["name", "cell", "scale", "recipe", "method",
+COLUMNS = ["name", "cell", "scale", "recipe", "changes", "method",
            *(field.name for field in fields(Config)), "fingerprint", "file",
            "classes", "trained_on", "held_out", "tested_on",
            "made_on", "hardware", "threads", "commit", "wrong_rate",
@@ -540,20 +559,16 @@ def histories(
     folder: Union[str, Path, None] = None,  # of results
 ) -> pd.DataFrame:
     "All histories of a folder: a row for each epoch of each run"
-    columns: dict[str, list] = {"name": [], "epoch": [], "test_accuracy": []}
-    for record in read_all(folder)[0]:
-        history, before = record["history"], len(columns["name"])
-        epochs = len(history["epoch"])
-        columns["name"] += [record["name"]] * epochs
-        for name in {**columns, **history}:
-            if name == "name": continue
-            column = columns.setdefault(name, [None] * before)
-            column += history.get(name, [None] * epochs)
-    return pd.DataFrame(columns).astype({"name": object})  # if empty, too
+    rows = [{"name": record["name"], **row} for record in read_all(folder)[0]
+            for row in record_history(record)]
+    names = dict.fromkeys(["name", "epoch", "test_accuracy", *itertools.chain(
+        *rows)])
+    return pd.DataFrame({name: [row.get(name) for row in rows]
+                         for name in names}).astype({"name": object})
 
 # %% ../nbs/core/05_records.ipynb #f3c3cf05
 CELL = ["scale", "dataset", "file", "method", "eta", "noise", "trained_on",
-        "tested_on", "epochs", "recipe", "made_on"]
+        "tested_on", "epochs", "recipe", "changes", "made_on"]
 
 def cells(
     frame: pd.DataFrame,  # from `gather`

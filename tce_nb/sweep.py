@@ -16,18 +16,21 @@ import numpy as np
 import torch
 from filelock import Timeout
 
+import tce_nb
 from .data import CLASSES, DataError, data_root, load_npz
 from .losses import LOSSES
+from .noise import noise_file
 from .records import (
     Files, is_running, lock_of, recorded, run_name, selected_by)
-from .training import (
-    PRESETS, Config, pick_device, prepare, preset, train_epoch, write_whole)
+from tce_nb.training import (
+    LOOK_ALIKES, PRESETS, Config, pick_device, prepare, preset, train_epoch,
+    write_whole)
 
 # %% auto #0
-__all__ = ['METHODS', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'KINDS', 'SETTINGS', 'STATES', 'SIZES', 'unknown', 'parse_method',
-           'Job', 'hold_out_size', 'Block', 'grid', 'plan', 'template', 'read_parameters', 'run_notebook',
-           'job_message', 'worker', 'Outcome', 'execute', 'Pool', 'LocalPool', 'RayPool', 'State', 'look',
-           'look_by_name', 'Sweep', 'image_counts', 'cost', 'measure_speed', 'progress_of']
+__all__ = ['METHODS', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'SETTINGS', 'STATES', 'SIZES', 'unknown', 'parse_method', 'Job',
+           'hold_out_size', 'Block', 'grid', 'plan', 'template', 'read_parameters', 'run_notebook', 'job_message',
+           'worker', 'Outcome', 'execute', 'Pool', 'LocalPool', 'RayPool', 'State', 'look', 'look_by_name', 'Sweep',
+           'image_counts', 'cost', 'measure_speed', 'progress_of']
 
 # %% ../nbs/core/06_sweep.ipynb #ce7a1ed0
 def unknown(
@@ -154,7 +157,11 @@ def _cells(scale: str, datasets, methods, etas, noises):
     for block in grid(scale):
         for noise in noises or block.noises:
             for dataset in _datasets(datasets, block):
-                for eta in etas or block.etas.get(dataset, usual):
+                if not noises and noise == "class_dependent" \
+                        and dataset not in LOOK_ALIKES: continue
+                for eta in etas or (  # a file has its own noise ratio
+                        (1.0,) if noise_file(noise) else
+                        block.etas.get(dataset, usual)):
                     for method in _methods(methods, block):
                         yield dict(dataset=dataset, eta=eta, noise=noise,
                                    **parse_method(method))
@@ -184,18 +191,14 @@ def plan(
     return sorted(jobs.values(), key=lambda job: ranks[job.name])
 
 # %% ../nbs/core/06_sweep.ipynb #fb539776
-KINDS = ("select_epoch", "train")
-
 def template(
     kind: str,  # "select_epoch" or "train"
 ) -> Path:
     "The notebook of a kind of run"
-    here = Path(__file__).parent if "__file__" in globals() else Path.cwd()
-    beside = [here/"experiments", *(folder/"nbs"/"experiments" for folder
-                                    in (here.parent, *Path.cwd().parents))]
-    for folder in beside:
+    here = Path(tce_nb.__file__).parent
+    for folder in (here/"experiments", here.parent/"nbs"/"experiments"):
         if (folder/f"{kind}.ipynb").exists(): return folder/f"{kind}.ipynb"
-    raise FileNotFoundError(f"{kind}.ipynb: not in {beside[0]}; "
+    raise FileNotFoundError(f"{kind}.ipynb: not in {here}/experiments; "
                             "install the package again")
 
 # %% ../nbs/core/06_sweep.ipynb #89c59e6e
@@ -312,15 +315,17 @@ def job_message(
     selected: Optional[int] = None,  # epoch to report
 ) -> dict[str, Any]:
     "A job as plain values, for another process"
-    config: dict[str, Any] = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in asdict(job.config).items()}
+    config = asdict(job.config)
     if config["loss"] != "tce": del config["alpha"]
     if job.kind == "train":
         for name in ("hold_out", "hold_out_noisy"): del config[name]
         config["selected_epoch"] = selected
     if config["dataset"].endswith(".npz"):
         config["dataset"] = str(Path(config["dataset"]).absolute())
+    kind, file, column = noise_file(config["noise"]) or ("", "", "")
+    if kind and Path(file).is_file():
+        config["noise"] = f"{kind}:{Path(file).absolute()}" + (
+            column and f"#{column}")
     folder = data and str(Path(data).expanduser().absolute())
     return dict(name=job.name, kind=job.kind, parameters=dict(
         config, preset=None, results=str(results), rerun=job.rerun,
@@ -335,7 +340,7 @@ def worker() -> None:
     name, folder = job["name"], job["parameters"]["results"]
     files = Files(name, folder)
     try:
-        with lock_of(name, folder).acquire(timeout=0):
+        with lock_of(name, folder).acquire(timeout=3):  # others may look
             if job["parameters"]["rerun"] or not recorded(name, folder):
                 run_notebook(job["kind"], files.notebook, job["parameters"])
             if not recorded(name, folder):
@@ -343,7 +348,7 @@ def worker() -> None:
     except Timeout: return  # somebody else has it in hand
     except BaseException as error:
         print(traceback.format_exc(), file=sys.stderr)
-        _write_failure(files, _reason(error), at=time.time())
+        _write_failure(files, *_reason(error))
         sys.exit(1)
 
 def _end_with_driver() -> None:
@@ -352,15 +357,23 @@ def _end_with_driver() -> None:
     os._exit(3)
 
 # %% ../nbs/core/06_sweep.ipynb #12cd602b
-def _reason(error: BaseException) -> str:
-    "An error in a line; one of a notebook's cell as the cell raised it"
+def _reason(error: BaseException) -> tuple[str, bool]:
+    "An error in a line, as a cell raised it; whether it would come again"
     name = getattr(error, "ename", type(error).__name__)
-    return f"{name}: {getattr(error, 'evalue', error)}"
+    return (f"{name}: {getattr(error, 'evalue', error)}",
+            name in ("ValueError", "TypeError", "DataError"))
 
-def _write_failure(files: Files, reason: str, **more) -> None:
+def _write_failure(files: Files, reason: str, final: bool) -> None:
     "Leave the reason of a failure for others to read"
     write_whole(files.failure, json.dumps(dict(
-        reason=reason, log=str(files.log), **more)).encode())
+        reason=reason, final=final)).encode())
+
+def _read_failure(files: Files) -> Optional[dict[str, Any]]:
+    "What was left: its reason, and whether it is final"
+    try:
+        left = json.loads(files.failure.read_bytes())
+        return dict(reason=left["reason"], final=left.get("final", False))
+    except (OSError, ValueError, KeyError): return None
 
 # %% ../nbs/core/06_sweep.ipynb #944779e8
 @dataclass
@@ -372,7 +385,9 @@ class Outcome:
     final: bool = False  # not worth another try
 
 # %% ../nbs/core/06_sweep.ipynb #6c171ec5
-_WORKER = [sys.executable, "-c", "from tce_nb.sweep import worker; worker()"]
+_WORKER = [sys.executable, "-c", (  # with the library that is in use here
+    f"import sys; sys.path = [{str(Path(tce_nb.__file__).parents[1])!r}, "
+    "*filter(None, sys.path)]; from tce_nb.sweep import worker; worker()")]
 
 def execute(
     message: dict,  # from `job_message`
@@ -426,11 +441,13 @@ def _failed(name: str, files: Files, code: int, limit) -> Outcome:
         name, "failed", f"ended at the limit of {limit:g} s", final=True)
     if code == 0 and is_running(name, folder):
         return Outcome(name, "elsewhere")
-    try: reason = json.loads(files.failure.read_bytes())["reason"]
-    except (OSError, ValueError, KeyError):
-        reason = f"its process ended by signal {-code}" if code < 0 \
-            else f"its process ended with code {code} and no record"
-    return Outcome(name, "failed", reason)
+    left = _read_failure(files)
+    if left: return Outcome(name, "failed", **left)
+    how = f"by signal {-code}" if code < 0 else f"with code {code}"
+    said = files.log.read_text(errors="replace").splitlines() \
+        if files.log.exists() else []
+    return Outcome(name, "failed", f"its process ended {how} and no record"
+                   + (f"; its last words: {said[-1]}" if said else ""))
 
 # %% ../nbs/core/06_sweep.ipynb #113a77f0
 class Pool:
@@ -467,9 +484,12 @@ class LocalPool(Pool):
         threads: int = 1,               # for each run
         limit: float = 24 * 3600,       # seconds for each run
         runs_per_gpu: int = 1,
+        gpus: Optional[int] = None,     # default: all; 0 to use none
     ) -> None:
         self.results, self.data, self.limit = results, data, limit
-        self.free = _environments(workers, threads, runs_per_gpu)
+        if gpus is None: gpus = torch.cuda.device_count()
+        slots = workers or gpus * runs_per_gpu or _cores()
+        self.free = [_environment(i, threads, gpus) for i in range(slots)]
         self.slots = len(self.free)
         self.processes: dict[str, subprocess.Popen] = {}
         self.closed, self.lock = False, threading.Lock()
@@ -482,12 +502,10 @@ class LocalPool(Pool):
         self.threads.shutdown(cancel_futures=True)
 
 # %% ../nbs/core/06_sweep.ipynb #57049f7e
-def _environments(workers, threads: int, runs_per_gpu: int) -> list[dict]:
-    "The variables of each slot: its threads, and its GPU if there are any"
-    gpus = torch.cuda.device_count()
-    slots = workers or (gpus * runs_per_gpu or _cores())
+def _environment(slot: int, threads: int, gpus: int) -> dict[str, str]:
+    "The variables of a slot: its threads, and its GPU if there are any"
     both = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    return [{**both, **_device(i, gpus)} for i in range(slots)]
+    return {**both, **_device(slot, gpus)}
 
 def _cores() -> int:
     "The cores this process may use"
@@ -616,7 +634,6 @@ class State:
     state: str = "waiting"  # running, elsewhere, done, failed
     reason: str = ""
     tries: int = 0
-    since: float = 0.0      # when it was started
 
 # %% ../nbs/core/06_sweep.ipynb #7a781d15
 def look(
@@ -635,9 +652,8 @@ def look_by_name(
     "The state of a run, from the files alone"
     if recorded(name, results): return "done", ""
     if is_running(name, results): return "elsewhere", ""
-    try: return "failed", json.loads(Files(
-        name, results).failure.read_bytes())["reason"]
-    except (OSError, ValueError, KeyError): return "waiting", ""
+    left = _read_failure(Files(name, results))
+    return ("failed", left["reason"]) if left else ("waiting", "")
 
 # %% ../nbs/core/06_sweep.ipynb #46bd95c1
 class _Board:
@@ -657,7 +673,7 @@ class _Board:
         "Change a job's state and tell"
         changed = state.state != word
         state.state, state.reason = word, reason
-        if changed and word != "waiting":
+        if changed and (word != "waiting" or reason):
             self.tell(self, state)  # type: ignore
 
     def counts(self) -> dict[str, int]:
@@ -710,7 +726,7 @@ def _start(sweep: Sweep) -> None:
         if before and not recorded(before.job.name, sweep.results):
             sweep.set(before, "waiting")  # its record has gone since
             continue
-        state.tries, state.since = state.tries + 1, time.time()
+        state.tries += 1
         sweep.set(state, "running")
         selected = selected_by(before.job.name, sweep.results) \
             if before else None
@@ -722,11 +738,12 @@ def _settle(sweep: Sweep, state: State, outcome: Outcome) -> None:
     if outcome.state != "failed":
         if outcome.state == "elsewhere": state.tries -= 1  # it was not ours
         sweep.set(state, outcome.state)
-    elif state.tries < 2 and not outcome.final: sweep.set(state, "waiting")
+    elif state.tries < 2 and not outcome.final:
+        sweep.set(state, "waiting", f"{outcome.reason}; to be tried again")
     else:
         files = Files(state.job.name, sweep.results)
         with contextlib.suppress(OSError):  # a full disk has no room for it
-            _write_failure(files, outcome.reason)
+            _write_failure(files, outcome.reason, outcome.final)
         sweep.set(state, "failed", outcome.reason)
 
 def _look_elsewhere(sweep: Sweep) -> None:
@@ -746,7 +763,7 @@ def image_counts(
     config: Config,
     data: Union[str, Path, None] = None,  # folder of data sets
 ) -> tuple[int, int]:  # training and test images
-    "How many images a run trains and tests on, without loading them"
+    "How many images a run has, held out ones among them, without loading"
     path = Path(config.dataset) if config.dataset.endswith(".npz") \
         else data_root(data)/f"{config.dataset}.npz"
     if path.exists(): *sizes, classes = _count_labels(path)

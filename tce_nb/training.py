@@ -22,13 +22,14 @@ from .data import (
     first_per_class, hold_out, load, subset)
 from .losses import LOSSES, get_loss
 from .noise import (
-    NoisyLabels, add_noise, check_noise_name, transition_matrix)
+    NoisyLabels, add_noise, check_all_or_none, check_noise_name, noise_file,
+    transition_matrix)
 from .resnet import ResNet
 
 # %% auto #0
-__all__ = ['PRECISIONS', 'PRESETS', 'CPU_SIZES', 'Config', 'preset', 'drops', 'learning_rate', 'stream', 'Task', 'make_task',
-           'calibration_error', 'predict', 'own_logits', 'evaluate', 'pick_device', 'Parts', 'prepare', 'train_epoch',
-           'identity', 'names_file', 'CheckpointError', 'DamagedCheckpoint', 'write_whole', 'save_checkpoint',
+__all__ = ['PRECISIONS', 'LOOK_ALIKES', 'PRESETS', 'CPU_SIZES', 'Config', 'preset', 'drops', 'learning_rate', 'stream', 'Task',
+           'make_task', 'calibration_error', 'predict', 'own_logits', 'evaluate', 'pick_device', 'Parts', 'prepare',
+           'train_epoch', 'identity', 'CheckpointError', 'DamagedCheckpoint', 'write_whole', 'save_checkpoint',
            'load_checkpoint', 'Run', 'run_epoch', 'train', 'describe', 'report']
 
 # %% ../nbs/core/04_training.ipynb #c3a9f1c4
@@ -118,8 +119,20 @@ def _make_plain(config: Config) -> None:
         if plain[name] is not None and not right(plain[name]):
             raise ValueError(f"{name}: got {plain[name]!r}, "
                              f"expected {allowed}")
-    check_noise_name(plain["noise"])
+    _check_noise(plain["noise"], plain["eta"], plain["dataset"])
     for name, value in plain.items(): object.__setattr__(config, name, value)
+
+def _check_noise(noise: str, eta: float, dataset: str) -> None:
+    "Refuse noise that is not known, or not for this data set"
+    check_noise_name(noise)
+    check_all_or_none(noise, eta)
+    if noise == "class_dependent" and eta and dataset not in LOOK_ALIKES:
+        raise ValueError(
+            f"noise: got class_dependent with {dataset}, expected "
+            f"{' or '.join(LOOK_ALIKES)}, whose look-alikes are known; for "
+            "other data, transition:FILE")
+
+LOOK_ALIKES = ("cifar10", "cifar100")
 
 # %% ../nbs/core/04_training.ipynb #8c5a6724
 PRESETS: dict[str, dict[str, Any]] = {
@@ -195,12 +208,11 @@ class Task:
 # %% ../nbs/core/04_training.ipynb #2cb43065
 def make_task(
     config: Config,
-    root: Union[str, Path, None] = None,  # of the data
 ) -> Task:
     "Load the data, add the noise, hold out"
-    whole = load(config.dataset, root)
+    whole = load(config.dataset)
     data = subset(whole, config.train_per_class, config.test_per_class)
-    noisy = _noisy_labels(config, whole, data, root)
+    noisy = _noisy_labels(config, whole, data)
     kept, held = hold_out(len(data.train_labels), config.hold_out,
                           stream(config.seed, "hold-out"))
     mean, std = channel_stats(data.train_images)
@@ -211,18 +223,23 @@ def make_task(
         data.train_images, noisy.labels, data.test_images, data.test_labels))
 
 # %% ../nbs/core/04_training.ipynb #90c967ce
-def _noisy_labels(config: Config, whole: Dataset, data: Dataset,
-                  root: Union[str, Path, None]) -> NoisyLabels:
+def _noisy_labels(config: Config, whole: Dataset,
+                  data: Dataset) -> NoisyLabels:
     "The labels of the subset with noise; people labelled the whole set"
-    human = config.noise.startswith("human:")
+    kind, file, _ = noise_file(config.noise) or ("", "", "")
+    human = kind == "human"
     source = whole if human else data
     noisy = add_noise(config.noise, source.train_labels, config.eta,
                       source.num_classes, stream(config.seed, "noise"),
-                      source.train_images, data_root(root))
+                      source.train_images, _folder_of(file))
     if not human or config.train_per_class is None: return noisy
     kept = first_per_class(whole.train_labels, config.train_per_class)
     return NoisyLabels(noisy.labels[kept], noisy.true_labels[kept],
                        noisy.touched[kept])
+
+def _folder_of(file: str) -> Path:
+    "Where a file of noise is looked for: here, then beside the data"
+    return Path.cwd() if Path(file).is_file() else data_root()
 
 def _fingerprint(*tensors: Tensor) -> str:
     "SHA-256 of the content of tensors"
@@ -295,7 +312,7 @@ def pick_device(name: str) -> torch.device:
 
 # %% ../nbs/core/04_training.ipynb #5e96dbc5
 def _precision(config: Config, device: torch.device):
-    "Autocast context and gradient scaler of this precision"
+    "Gradient scaler and autocast of this precision; sets TF32 on or off"
     if config.precision == "tf32" and device.type != "cuda":
         raise ValueError(f"precision: got 'tf32' on {device}, which has none; "
                          "expected float32, bfloat16 or float16")
@@ -306,7 +323,7 @@ def _precision(config: Config, device: torch.device):
         if half else contextlib.nullcontext()
     scaler = torch.amp.GradScaler(
         device.type, enabled=config.precision == "float16")
-    return autocast, scaler
+    return scaler, autocast
 
 # %% ../nbs/core/04_training.ipynb #6ae385c2
 @dataclass
@@ -328,10 +345,9 @@ class Parts:
 # %% ../nbs/core/04_training.ipynb #4fbfe3df
 def prepare(
     config: Config,
-    root: Union[str, Path, None] = None,  # of the data
 ) -> Parts:
     "Data, network and optimiser of a run, on its device"
-    device, task = pick_device(config.device), make_task(config, root)
+    device, task = pick_device(config.device), make_task(config)
     data, noisy = task.data, task.noisy
     images = partial(Images, mean=task.mean, std=task.std, device=device)
     labels, true_labels, wrong = (t[task.kept].to(device) for t in (
@@ -349,7 +365,7 @@ def prepare(
         labels, true_labels, wrong,
         {k: (x, y.to(device)) for k, (x, y) in evaluated.items()}, net, model,
         _criterion(config, task).to(device), _optimizer(config, net),
-        *reversed(_precision(config, device)))
+        *_precision(config, device))
 
 # %% ../nbs/core/04_training.ipynb #96e48510
 def _criterion(config: Config, task: Task) -> nn.Module:
@@ -433,23 +449,16 @@ def identity(
                             if drop <= config.epochs]
     if config.dataset.endswith(".npz"):
         chosen["dataset"] = "sha256:" + _file_hash("dataset", config.dataset)
-    if names_file(chosen.get("noise", "")):
-        kind, _, place = config.noise.partition(":")
-        file, column = (place.rpartition("#")[::2] if kind == "human"
-                        else (place, ""))
+    found = noise_file(chosen.get("noise", ""))
+    if found:
+        kind, file, column = found
         chosen["noise"] = (f"{kind}:sha256:" + _file_hash(
-            "noise", str(data_root()/file)) + column)
+            "noise", str(_folder_of(file)/file)) + column)
     return chosen
 
 _USUAL = Config()
 
 # %% ../nbs/core/04_training.ipynb #094d30d0
-def names_file(
-    noise: str,  # of a configuration
-) -> bool:
-    "Whether the noise is read from a file"
-    return noise.startswith(("human:", "transition:"))
-
 def _file_hash(argument: str, path: str) -> str:
     "SHA-256 of a file's content, read again only when it has changed"
     try: state = os.stat(path)
@@ -461,10 +470,7 @@ def _file_hash(argument: str, path: str) -> str:
 @functools.lru_cache(maxsize=64)
 def _hash_version(path: str, modified: int, size: int) -> str:
     "SHA-256 of this version of a file"
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() \
-            if hasattr(hashlib, "file_digest") \
-            else hashlib.sha256(file.read()).hexdigest()
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 # %% ../nbs/core/04_training.ipynb #e3c0b0e9
 class CheckpointError(RuntimeError):
@@ -506,7 +512,7 @@ def load_checkpoint(path: Path, config: Config) -> dict:
         why = str(error).split("\n")[0]
         raise DamagedCheckpoint(f"{path}: not a whole checkpoint ({why}); "
                                 "remove it to start the run again") from error
-    if {config.dataset[-4:], saved.dataset[-4:]} == {".npz"}:
+    if config.dataset.endswith(".npz") and saved.dataset.endswith(".npz"):
         saved = replace(saved, dataset=config.dataset)  # `data` is compared
     here, there = identity(config), identity(saved)
     names = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
@@ -514,12 +520,6 @@ def load_checkpoint(path: Path, config: Config) -> dict:
         f"{path}: belongs to another run ({', '.join(names)} differ); "
         "remove it or choose another path")
     return state
-
-# %% ../nbs/core/04_training.ipynb #eaf7044c
-def _plain(config: Config) -> dict:
-    "The configuration as plain values"
-    return {k: list(v) if isinstance(v, tuple) else v
-            for k, v in asdict(config).items()}
 
 # %% ../nbs/core/04_training.ipynb #85f551eb
 @dataclass
@@ -531,6 +531,7 @@ class Run:
     diverged: Optional[int] = None   # the epoch, if the loss was no number
     resumed: int = 0                 # how often it went on after a stop
     net: Optional[nn.Module] = None
+    criterion: Optional[nn.Module] = None  # what it was trained with
     task: Optional[Task] = None
 
     @property
@@ -566,14 +567,13 @@ def run_epoch(
 # %% ../nbs/core/04_training.ipynb #0406494d
 def train(
     config: Config,
-    root: Union[str, Path, None] = None,        # of the data
     checkpoint: Union[str, Path, None] = None,  # where to save and resume
     progress: Union[bool, Callable[[Run], object]] = False,
 ) -> Run:
     "Train one network; with a checkpoint, go on where an earlier try ended"
-    parts = prepare(config, root)
+    parts = prepare(config)
     run = Run(config, [], parts.task.noisy.wrong_rate, net=parts.net,
-              task=parts.task)
+              criterion=parts.criterion, task=parts.task)
     tell = report if progress is True else progress  # after each epoch
     path = None if checkpoint is None else Path(checkpoint)
     if path and path.exists(): _resume(run, parts, path)
@@ -589,7 +589,7 @@ def train(
 # %% ../nbs/core/04_training.ipynb #fcbb8dd8
 def _state(run: Run, parts: Parts) -> dict:
     "All that a run needs to go on"
-    return dict(config=_plain(run.config), history=run.history,
+    return dict(config=asdict(run.config), history=run.history,
                 diverged=run.diverged, resumed=run.resumed,
                 data=parts.task.fingerprint, device=parts.labels.device.type,
                 net=parts.net.state_dict(), scaler=parts.scaler.state_dict(),

@@ -137,6 +137,26 @@ def test_results_in_four_forms(made, capsys):
     assert f"| {shown} |" in said("--markdown")
     assert json.loads(said("--json"))[0]["n"] == 2
     assert "no runs on all training data are recorded here" in said("--dataset", "mnist")
+    assert "tce:1.5" not in said("--loss", "ce") and "ce " in said("--loss", "ce", "--eta", "0.4")
+    assert "no runs on all" in said("--eta", "0.9") and "no runs on all" in said("--preset", "beyond")
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--dataset", "digts"], "dataset: got 'digts', expected one of .*did you mean digits"),
+    (["--loss", "tec:1.5"], "method: got 'tec:1.5', .*did you mean tce:1.5"),
+    (["--noise", "pair"], "noise: got 'pair', .*did you mean pair_flip"),
+    (["--results", "nowhere"], "--results: got nowhere, expected a folder")])
+def test_results_refuse_what_is_not_known(made, capsys, words, message):
+    assert main(["results", "--results", str(made), *words]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_status_names_damaged_records(made, capsys):
+    rubbish = Files("rubbish", made).record
+    rubbish.write_text("{")
+    assert main(["status", "--results", str(made)]) == 0
+    rubbish.unlink()
+    assert "skipped" in (said := capsys.readouterr().err) and "rubbish.json" in said
 
 
 def test_results_name_what_they_skip(made, capsys):
@@ -223,6 +243,7 @@ def test_a_terminal_gets_a_live_table(tmp_path):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, shown
     text = shown.decode()
     assert "1 running" in text and re.search(r"\d+/60 +\d+\.\d\d%", text) and "1 done" in text
+    assert re.search(r"done digits\S+: test \d+\.\d\d% at the last epoch", text)
     assert text.count("Traceback") == 0
 
 

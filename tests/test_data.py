@@ -276,3 +276,16 @@ def test_the_same_epoch_whatever_the_global_seed():
     assert torch.equal(epoch(), epoch())
 
 
+@pytest.mark.parametrize("train, test, message", [
+    ([1, 2, 1, 2], [1, 2], "its labels count from 1, expected from 0"),
+    ([0, 1, 0, 1], [0, 2], "no training image has the class 2 of a test image")])
+def test_labels_that_cannot_be_meant_are_refused(tmp_path, train, test, message):
+    images = [np.zeros((len(part), 1, 32, 32), np.uint8) for part in (train, test)]
+    np.savez(tmp_path/"mine.npz", train_images=images[0], train_labels=train, test_images=images[1], test_labels=test)
+    with pytest.raises(DataError, match=message): load(str(tmp_path/"mine.npz"))
+
+
+def test_classes_without_an_image_are_told(tmp_path):
+    images = np.zeros((4, 1, 32, 32), np.uint8)
+    np.savez(tmp_path/"mine.npz", train_images=images, train_labels=[0, 7, 0, 7], test_images=images, test_labels=[0, 0, 7, 7])
+    with pytest.warns(UserWarning, match="no image of 6 of 8 classes, such as 1;"): load(str(tmp_path/"mine.npz"))

@@ -126,6 +126,27 @@ def test_a_late_hold_out_run_still_counts(tmp_path):
     assert find_selected(replace(TINY, seed=5), tmp_path) == frame.selected_epoch[0]
 
 
+@pytest.mark.parametrize("lr", [0.1, 0.2, 0.3, 0.4])  # the hashes in the names have no order
+def test_of_two_hold_out_runs_the_one_on_noisy_labels_selects(tmp_path, lr):
+    full = replace(TINY, epochs=2, lr=lr)
+    record_run(full, tmp_path)
+    for noisy, accuracy in ((True, [1.0, 0.0]), (False, [0.0, 1.0])):
+        config = replace(full, hold_out=0.1, hold_out_noisy=noisy)
+        record_run(config, tmp_path)
+        path = Files(run_name(config), tmp_path).record
+        record = json.loads(path.read_bytes())
+        record["history"]["val_accuracy"] = accuracy
+        path.write_text(json.dumps(record))
+    assert find_selected(full, tmp_path) == 1
+    assert gather(tmp_path).set_index("name").selected_epoch[run_name(full)] == 1
+
+
+def test_without_noise_its_kind_splits_no_cell(tmp_path):
+    for seed, noise in ((1, "uniform_including_true"), (2, "pair_flip")):
+        record_run(replace(TINY, epochs=1, eta=0.0, noise=noise, seed=seed), tmp_path)
+    assert cells(gather(tmp_path), "last").n.tolist() == [2]
+
+
 def test_cells_are_means_over_seeds(made):
     frame, table = gather(made), cells(gather(made), "last")
     full = frame[frame.hold_out == 0]

@@ -1,10 +1,12 @@
 """Sweeps: whatever is killed, damaged or full, the records come out the same."""
+import contextlib
 import json
 import os
 import random
 import resource
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
+from filelock import Timeout
 
 from conftest import BIN, JOBS, SET, SWEEP, essence, finish, save_npz, tce
-from tce_nb.records import Files, recorded, run_name
+from tce_nb.records import Files, lock_of, recorded, run_name
 from tce_nb.sweep import (
     Job, LocalPool, Outcome, execute, image_counts, job_message, plan, template)
 from tce_nb.training import Config, preset
@@ -270,6 +274,62 @@ def test_closing_ends_what_has_just_begun(tmp_path):
     for seed in (1, 2): pool.submit(Job(preset("smoke", epochs=10_000, seed=seed)), None)
     pool.close()
     assert time.time() - begin < 20
+
+
+def test_runs_on_the_cpu_use_every_core_of_a_machine_with_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    pool = LocalPool(tmp_path, gpus=0)
+    assert pool.slots == len(os.sched_getaffinity(0))
+    assert not any("CUDA_VISIBLE_DEVICES" in slot for slot in pool.free)
+    assert LocalPool(tmp_path, runs_per_gpu=3).slots == 3
+
+
+def test_what_is_wrong_for_good_is_tried_once(tmp_path):
+    save_npz(tmp_path/"mine.npz")
+    said = finish(tce("run", "--dataset", tmp_path/"mine.npz", "--hold-out", "5000", "--results", tmp_path), code=1)
+    assert said.count("] running") == 1 and "hold_out: " in said
+
+
+def test_the_first_of_two_failures_is_told(tmp_path):
+    process = tce(*SWEEP, "--results", tmp_path)
+    worker = None
+    while worker is None:
+        worker = next(iter(psutil.Process(process.pid).children()), None)
+        time.sleep(0.05)
+    worker.kill()
+    assert "its process ended by signal 9 and no record; to be tried again" in finish(process)
+
+
+def test_a_recorded_seed_of_a_failed_hold_out_run_is_no_error(tmp_path):
+    full = next(job for job in JOBS if job.needs)
+    assert execute(job_message(full, tmp_path, None), 60, {}).state == "done"
+    said = finish(tce(*SWEEP, "--limit", "0.0001", "--results", tmp_path), code=1)
+    assert "error:" not in said and "ended at the limit" in said
+
+
+def test_workers_use_the_library_of_the_driver(tmp_path):
+    "Not what happens to lie in the working directory"
+    (tmp_path/"tce_nb").mkdir()
+    (tmp_path/"tce_nb/__init__.py").write_text("raise RuntimeError('a stranger')")
+    (tmp_path/"queue.py").write_text("raise RuntimeError('a stranger')")
+    finish(tce("run", "--epochs", "1", "--train-per-class", "8", "--results", tmp_path, cwd=tmp_path))
+
+
+def test_a_look_at_a_run_does_not_keep_it_from_starting(tmp_path):
+    "Whoever looks holds the lock for a moment"
+    job, over = JOBS[0], threading.Event()
+    Files(job.name, tmp_path).lock.parent.mkdir(parents=True)
+
+    def look_again_and_again():
+        while not over.wait(0.3):
+            with contextlib.suppress(Timeout), lock_of(job.name, tmp_path).acquire(timeout=0): over.wait(0.7)
+
+    looking = threading.Thread(target=look_again_and_again)
+    looking.start()
+    try: assert execute(job_message(job, tmp_path, None), 60, {}).state == "done"
+    finally:
+        over.set()
+        looking.join()
 
 
 def test_images_are_counted_without_loading(tmp_path, flat):

@@ -17,7 +17,7 @@ from tce_nb.data import first_per_class, load
 from tce_nb.resnet import ResNet
 from tce_nb.training import (
     CheckpointError, Config, Run, calibration_error, drops, evaluate,
-    load_checkpoint, make_task, pick_device, predict, prepare, preset, report,
+    identity, load_checkpoint, make_task, pick_device, predict, prepare, preset, report,
     save_checkpoint, stream, train)
 
 TINY = Config(train_per_class=8, test_per_class=4, batch_size=16, depth=8,
@@ -385,15 +385,37 @@ def test_forward_correction_trains_without_a_class(tmp_path):
     assert not run.diverged
 
 
-def test_human_labels_of_a_subset_are_those_of_its_images(tmp_path):
+def test_human_labels_of_a_subset_are_those_of_its_images(tmp_path, monkeypatch):
     whole = load("digits")
     given = (whole.train_labels + 1) % 10
     np.savez(tmp_path/"people.npz", clean_label=whole.train_labels, worse_label=given)
     config = preset("smoke", noise="human:people.npz#worse_label", eta=1.0, train_per_class=7)
-    task = make_task(config, tmp_path)
+    monkeypatch.setenv("TCE_DATA", str(tmp_path))
+    task = make_task(config)
     assert torch.equal(task.noisy.labels, given[first_per_class(whole.train_labels, 7)])
     assert torch.equal(task.noisy.true_labels, task.data.train_labels)
 
 
 def test_a_noise_that_is_not_known_is_refused_at_once():
     with pytest.raises(ValueError, match="noise: got 'pair', expected one of .*did you mean"): Config(noise="pair")
+
+
+def test_look_alikes_are_known_of_cifar_alone():
+    assert Config(dataset="cifar10", noise="class_dependent", eta=0.4) and Config(noise="class_dependent")
+    with pytest.raises(ValueError, match="class_dependent with digits, expected cifar10 or cifar100"):
+        Config(noise="class_dependent", eta=0.4)
+
+
+def test_a_file_of_noise_is_taken_whole_and_looked_for_here_first(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="eta: got 0.4, expected 1 to take the noise of transition:T.npy"):
+        Config(noise="transition:T.npy", eta=0.4)
+    config = preset("smoke", noise="transition:T.npy", eta=1.0, train_per_class=7)
+    for name, matrix in (("here", np.roll(np.eye(10), 1, 1)), ("data", np.eye(10))):
+        (tmp_path/name).mkdir()
+        np.save(tmp_path/name/"T.npy", matrix)
+    monkeypatch.setenv("TCE_DATA", str(tmp_path/"data"))
+    monkeypatch.chdir(tmp_path)
+    assert make_task(config).noisy.wrong_rate == 0
+    beside = identity(config)
+    monkeypatch.chdir(tmp_path/"here")
+    assert make_task(config).noisy.wrong_rate == 1 and identity(config) != beside
