@@ -22,8 +22,8 @@ try:
     from tce_nb.noise import NOISE_FILES, NOISES
     from tce_nb.sweep import (
         FIELD, METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State,
-        Sweep, cost, hold_out_size, look, look_by_name, measure_speed,
-        parse_method, plan, progress_of, template, unknown)
+        Sweep, check_dataset, cost, hold_out_size, look, look_by_name,
+        measure_speed, parse_method, plan, progress_of, template, unknown)
     from tce_nb.training import PRESETS, Config, preset
 except ImportError as missing: raise SystemExit(
     f"tce: error: {missing}; the experiments need more than the loss: "
@@ -233,9 +233,7 @@ def run_config(
         raise ValueError(f"alpha: got {given['alpha']:g} with loss "
                          f"{options.loss}; expected it once, and for tce only")
     dataset = given.get("dataset", "digits")
-    if dataset not in SIZES and not dataset.endswith(".npz"):
-        raise ValueError(unknown("dataset", dataset, SIZES)
-                         + " or the path of an .npz file")
+    check_dataset(dataset)
     scale = options.preset or ("smoke" if dataset == "digits" else "cpu")
     if given.get("hold_out") == "preset":
         given["hold_out"] = hold_out_size(scale)

@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Optional, Union
 
-import numpy as np
 import torch
 from filelock import Timeout
 
 import tce_nb
-from .data import CLASSES, DataError, data_root, load_npz
+from .data import CLASSES, data_root, load_npz
 from .losses import LOSSES
 from .noise import noise_file
 from .records import (
@@ -27,10 +26,10 @@ from tce_nb.training import (
     write_whole)
 
 # %% auto #0
-__all__ = ['METHODS', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'SETTINGS', 'STATES', 'SIZES', 'unknown', 'parse_method', 'Job',
-           'hold_out_size', 'Block', 'grid', 'plan', 'template', 'read_parameters', 'run_notebook', 'job_message',
-           'worker', 'Outcome', 'execute', 'Pool', 'LocalPool', 'RayPool', 'State', 'look', 'look_by_name', 'Sweep',
-           'image_counts', 'cost', 'measure_speed', 'progress_of']
+__all__ = ['SIZES', 'METHODS', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'SETTINGS', 'STATES', 'unknown', 'check_dataset',
+           'parse_method', 'Job', 'hold_out_size', 'Block', 'grid', 'plan', 'template', 'read_parameters',
+           'run_notebook', 'job_message', 'worker', 'Outcome', 'execute', 'Pool', 'LocalPool', 'RayPool', 'State',
+           'look', 'look_by_name', 'Sweep', 'image_counts', 'cost', 'measure_speed', 'progress_of']
 
 # %% ../nbs/core/06_sweep.ipynb #ce7a1ed0
 def unknown(
@@ -44,6 +43,17 @@ def unknown(
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{what}: got {value!r}, expected one of {', '.join(known)}{hint}"
 
+SIZES = {"mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
+         "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032),
+         "digits": (1437, 360)}  # training and test images
+
+def check_dataset(
+    name: str,  # of a data set, or the path of a file
+) -> None:
+    "Refuse what is no data set"
+    if name not in SIZES and not str(name).endswith(".npz"): raise ValueError(
+        unknown("dataset", name, [*SIZES, "the path of an .npz file"]))
+
 # %% ../nbs/core/06_sweep.ipynb #7aa4120a
 METHODS = ("ce", "mse", "mae", "tce:0.5", "tce:1", "tce:1.5", "tce:2")
 
@@ -53,7 +63,8 @@ def parse_method(
     "The loss and, for TCE, the `alpha` that a word stands for"
     loss, _, alpha = str(word).partition(":")
     if loss not in LOSSES or alpha and loss != "tce":
-        raise ValueError(unknown("loss", word, [*METHODS, *LOSSES]))
+        raise ValueError(unknown("loss", word, dict.fromkeys(
+            [*METHODS, *LOSSES])))
     if not alpha: return dict(loss=loss)
     try: return dict(loss=loss, alpha=float(alpha))
     except ValueError: raise ValueError(
@@ -136,12 +147,8 @@ def _rank(cell: dict, seed: int, place: int) -> tuple:
 # %% ../nbs/core/06_sweep.ipynb #06e4be82
 def _datasets(given, block: Block) -> list[str]:
     "The data sets of a plan, checked"
-    known = [*CLASSES, "digits"]
     names = list(given or block.etas)
-    for name in names:
-        if name not in known and not str(name).endswith(".npz"):
-            raise ValueError(unknown("dataset", name, known)
-                             + " or the path of an .npz file")
+    for name in names: check_dataset(name)
     return names
 
 def _methods(given, block: Block) -> list[str]:
@@ -755,23 +762,19 @@ def _look_elsewhere(sweep: Sweep) -> None:
             sweep.set(state, now if known else "waiting")
 
 # %% ../nbs/core/06_sweep.ipynb #2614a3ea
-SIZES = {"mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
-         "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032),
-         "digits": (1437, 360)}
-
 def image_counts(
     config: Config,
     data: Union[str, Path, None] = None,  # folder of data sets
 ) -> tuple[int, int]:  # training and test images
-    "How many images a run has, held out ones among them, without loading"
+    "How many images a run has, held out ones among them, unless of an .npz"
     path = Path(config.dataset) if config.dataset.endswith(".npz") \
         else data_root(data)/f"{config.dataset}.npz"
-    if path.exists(): *sizes, classes = _count_labels(path)
-    elif config.dataset in SIZES:
+    check_dataset(config.dataset)
+    if config.dataset.endswith(".npz") or path.exists():
+        *sizes, classes = _count(path)
+    else:
         sizes = [*SIZES[config.dataset]]
         classes = CLASSES.get(config.dataset, 10)
-    else: raise DataError(unknown("dataset", config.dataset, SIZES)
-                          + " or the path of an .npz file")
     wanted = (config.train_per_class, config.test_per_class)
     train, test = (size if n is None else min(size, n * classes)
                    for size, n in zip(sizes, wanted))
@@ -779,14 +782,10 @@ def image_counts(
 
 # %% ../nbs/core/06_sweep.ipynb #ce1517fc
 @functools.lru_cache(maxsize=64)
-def _count_labels(path: Path) -> tuple[int, ...]:
-    "Training images, test images and classes of an .npz file"
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            labels = [file[f"{part}_labels"] for part in ("train", "test")]
-        return len(labels[0]), len(labels[1]), int(labels[0].max()) + 1
-    except Exception: load_npz(path)  # says what is wrong with it
-    raise DataError(f"{path}: its labels cannot be counted")
+def _count(path: Path) -> tuple[int, ...]:
+    "Training images, test images and classes of an .npz file, if it is right"
+    data = load_npz(path)
+    return len(data.train_labels), len(data.test_labels), data.num_classes
 
 def cost(
     config: Config,
