@@ -18,8 +18,8 @@ try:
     from rich.table import Table
     from tce_nb.data import DataError
     from tce_nb.records import CELL, Files, RecordError, cells, gather, \
-        read_record, recorded, results_folder, selected_by
-    from tce_nb.noise import NOISE_FILES, NOISES
+        cell_of, read_record, recorded, results_folder, selected_by
+    from tce_nb.noise import NOISE_FILES, NOISES, bare_noise
     from tce_nb.sweep import (
         FIELD, METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State,
         Sweep, check_dataset, cost, hold_out_size, look, look_by_name,
@@ -137,7 +137,8 @@ def _run_options(parser) -> None:
         else: parser.add_argument(flag, type=kinds[kind], help=text, metavar=(
             "N" if kind == "int" else "X" if kind == "float" else "NAME"))
     parser.add_argument("--loss", default="tce", metavar="LOSS",
-                        help=f"one of {', '.join([*METHODS, *FIELD])}")
+                        help=f"one of {', '.join([*METHODS, *FIELD])}, or tce "
+                        "with --alpha (default: tce)")
     parser.add_argument("--milestones", type=int, nargs="*", metavar="EPOCH",
                         help="epochs in which the learning rate falls")
     parser.add_argument("--hold-out", type=_size, nargs="?", const="preset",
@@ -564,7 +565,7 @@ def result_tables(
     tables = {}
     across = [name for name in CELL if name not in ("method", "eta")]
     for key, group in frame.groupby(across):
-        about = dict(zip(across, key))
+        about = dict(zip(across, key), changes=group.changes.iloc[0])
         title = ("{dataset}{version}, {scale}: {trained_on:,} training and "
                  "{tested_on:,} test images, {epochs} epochs, {noise}, on "
                  "{made_on}, recipe {recipe}{more}").format(
@@ -590,15 +591,21 @@ def _result(cell: pd.Series) -> str:
 # %% ../nbs/core/09_cli.ipynb #9c685efe
 def command_results(options: argparse.Namespace) -> int:
     "Print what came out"
-    frame = _read(options.results)
+    whole = frame = _read(options.results)
     if options.preset == "beyond":  # the size of `cpu`, other cells
-        frame = frame[frame.name.isin(job.name for job in plan("beyond"))]
+        planned = {cell_of(job.config) for job in plan("beyond")}
+        frame = frame[frame.cell.isin(planned)]
     elif options.preset: frame = frame[frame.scale == options.preset]
+    tamed = [m for m in METHODS if m.startswith("tce:")]
+    losses = [m for word in options.loss or ()
+              for m in (tamed if word == "tce" else [word])]
+    noises = [bare_noise(word) for word in options.noise or ()]
     for column, wanted, known in (
-            ("dataset", options.dataset, SIZES), ("eta", options.eta, ()),
-            ("method", options.loss, [*METHODS, *FIELD]),
-            ("noise", options.noise, NOISES)):
-        frame = _chosen(frame, column, wanted, known)
+            ("dataset", options.dataset, SIZES), ("eta", options.eta, None),
+            ("method", losses, [*METHODS, *FIELD]),
+            ("noise", noises, NOISES)):
+        if known is not None: _check_known(whole, column, wanted, known)
+        frame = _chosen(frame, column, wanted)
     table = cells(frame, options.reading)
     if options.csv: print(table.to_csv(index=False), end="")
     elif options.json: print(table.to_json(orient="records", indent=1))
@@ -606,17 +613,23 @@ def command_results(options: argparse.Namespace) -> int:
     return 0
 
 # %% ../nbs/core/09_cli.ipynb #f814e816
-def _chosen(frame: pd.DataFrame, column: str, wanted,
-            known: Iterable[str] = ()) -> pd.DataFrame:
-    "The runs with one of these values; a file counts by its bare name"
+def _bare(values: Iterable, column: str) -> list:
+    "The values of a column; a data set in a file counts by its bare name"
+    return [Path(value).stem if column == "dataset" else value
+            for value in values]
+
+def _chosen(frame: pd.DataFrame, column: str, wanted) -> pd.DataFrame:
+    "The runs with one of these values"
     if not wanted: return frame
-    def bare(value): return Path(value).stem if column == "dataset" else value
-    found, names = frame[column].map(bare), [bare(word) for word in wanted]
-    known = dict.fromkeys([*known, *found])
-    for name in names:
-        if column != "eta" and name not in known:
-            raise ValueError(unknown(column, name, known))
-    return frame[found.isin(names)]
+    found = pd.Series(_bare(frame[column], column), frame.index, object)
+    return frame[found.isin(_bare(wanted, column))]
+
+def _check_known(frame: pd.DataFrame, column: str, wanted, known) -> None:
+    "Refuse names that no run has and none could have"
+    known = dict.fromkeys([*known, *_bare(frame[column], column)])
+    option = "loss" if column == "method" else column
+    for name in _bare(wanted or (), column):
+        if name not in known: raise ValueError(unknown(option, name, known))
 
 # %% ../nbs/core/09_cli.ipynb #a8c6c84f
 def _read(results: Optional[str]) -> pd.DataFrame:

@@ -75,8 +75,9 @@ def load_npz(
     arrays = _read_arrays(path)
     _check_arrays(path, arrays)
     labels = [arrays[name].astype(np.int64) for name in ARRAYS[1::2]]
-    _check_classes(path, *map(np.unique, labels))
     largest = max(int(part.max()) for part in labels)
+    _check_classes(path, np.unique(labels[0]), np.unique(labels[1]),
+                   num_classes)
     num_classes = num_classes or largest + 1
     if largest >= num_classes:
         raise DataError(f"{path}: holds the label {largest}, "
@@ -133,18 +134,19 @@ def _check_part(path: Path, name: str, images, labels) -> None:
             "from 0 to 65535")
 
 # %% ../nbs/core/02_data.ipynb #31380430
-def _check_classes(path: Path, train: np.ndarray, test: np.ndarray) -> None:
+def _check_classes(path: Path, train: np.ndarray, test: np.ndarray,
+                   num_classes: Optional[int]) -> None:
     "Refuse labels that do not count from 0, or test classes never seen"
     unseen = np.setdiff1d(test, train)
     if len(unseen): raise DataError(
         f"{path}: no training image has the class {unseen[0]} of a test "
         "image, expected one or more")
-    if train[0]: raise DataError(
+    if train[0] and not num_classes: raise DataError(
         f"{path}: its labels count from {train[0]}, expected from 0")
-    gaps = np.setdiff1d(np.arange(train[-1]), train)
+    gaps = np.setdiff1d(np.arange(num_classes or train[-1] + 1), train)
     if len(gaps): warnings.warn(
-        f"{path}: no image of {len(gaps)} of {train[-1] + 1} classes, such "
-        f"as {gaps[0]}; noise and network will count them all the same")
+        f"{path}: no image of {len(gaps)} of {num_classes or train[-1] + 1} "
+        f"classes, such as {gaps[0]}; they count all the same")
 
 # %% ../nbs/core/02_data.ipynb #12ea573d
 def import_torchvision():

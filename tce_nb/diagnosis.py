@@ -26,8 +26,11 @@ __all__ = ['START_WEIGHT', 'reliability', 'adaptive_calibration_error', 'risk_co
 
 # %% ../nbs/core/14_diagnosis.ipynb #c53e693e
 def _as_tensor(name: str, value) -> Tensor:
-    "A tensor of a tensor, an array or a list"
-    try: return torch.as_tensor(value).detach()
+    "A tensor of a tensor, an array, a data frame or a list"
+    try:
+        if not isinstance(value, Tensor) and hasattr(value, "__array__"):
+            value = value.__array__().copy()  # whatever its strides
+        return torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError):
         _refuse(ValueError, name, _describe(value), "a tensor or an array")
 
@@ -40,11 +43,11 @@ def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
                 "floating-point logits, N x K, with N >= 1 and K >= 2")
     if not (logits < math.inf).all(): _refuse(
         ValueError, "logits", "nan or inf", "numbers, or -inf")
-    sums = logits.double().sum(1)
+    off, rounding = logits.double().sum(1) - 1, torch.finfo(logits.dtype).eps
     if len(logits) > 1 and (logits >= 0).all() \
-            and (sums - 1).abs().max() < 1e-3:
+            and off.abs().max() < 1e-3 + 2 * rounding:
         _refuse(ValueError, "logits", "probabilities", "their logarithms")
-    return logits, _class_indices(labels, *logits.shape)
+    return logits, _class_indices(labels, *logits.shape).to(logits.device)
 
 # %% ../nbs/core/14_diagnosis.ipynb #3990e52d
 def _class_indices(labels, n: int, num_classes: int) -> Tensor:
@@ -54,10 +57,11 @@ def _class_indices(labels, n: int, num_classes: int) -> Tensor:
             or labels.shape != (n,):
         _refuse(ValueError, "labels", _describe(labels),
                 f"integer class indices of shape ({n},)")
+    labels = labels.long()
     bad = labels[(labels < 0) | (labels >= num_classes)]
     if len(bad): _refuse(ValueError, "labels", f"class {bad[0].item()}",
                          f"0 to {num_classes - 1}")
-    return labels.long()
+    return labels
 
 # %% ../nbs/core/14_diagnosis.ipynb #9f5a8161
 def _confidence(confidence, correct) -> tuple[Tensor, Tensor]:
@@ -243,11 +247,12 @@ def precision_recall(
 ) -> dict[str, float]:
     "How many of the first `n` are wrong, and how many of the wrong are there"
     order, wrong = _as_tensor("order", order), _as_tensor("wrong", wrong)
-    if wrong.dtype != torch.bool or len(wrong) <= order.max(): _refuse(
-        ValueError, "wrong", _describe(wrong),
-        f"torch.bool, of {int(order.max()) + 1} labels or more")
     if not isinstance(n, Integral) or not 1 <= n <= len(order):
         _refuse(ValueError, "n", repr(n), f"an int from 1 to {len(order)}")
+    if wrong.dtype != torch.bool or wrong.dim() != 1 \
+            or len(wrong) <= order.max():
+        _refuse(ValueError, "wrong", _describe(wrong),
+                f"torch.bool, of {int(order.max()) + 1} labels or more")
     found = int(wrong[order[:int(n)]].sum())
     total = int(wrong.sum())
     return dict(precision=found / int(n),

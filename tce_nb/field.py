@@ -5,6 +5,7 @@
 # %% ../nbs/core/13_field.ipynb #72542113
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from numbers import Integral, Real
@@ -405,8 +406,11 @@ class HardBootstrapLoss(SoftBootstrapLoss):
 def _check_transition(transition) -> Tensor:
     "Refuse a matrix whose rows are not distributions"
     allowed = "a square matrix, a row of probabilities for each class"
-    if transition is not None: transition = torch.as_tensor(transition)
-    if transition is None or not transition.is_floating_point():
+    if not isinstance(transition, Tensor):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            transition = torch.tensor(transition)
+    if not isinstance(transition, Tensor) \
+            or not transition.is_floating_point():
         _refuse(TypeError, "transition", _describe(transition), allowed)
     shape = tuple(transition.shape)
     if len(shape) != 2 or shape[0] != shape[1]:

@@ -17,7 +17,7 @@ from torch import Tensor
 # %% auto #0
 __all__ = ['CIFAR10', 'CIFAR10_FLIPS', 'CIFAR100_SUPER_CLASSES', 'CIFAR100', 'CIFAR100_FLIPS', 'HUMAN_LABELS', 'NOISES',
            'NOISE_FILES', 'NoisyLabels', 'uniform_including_true', 'uniform_excluding_true', 'transition_matrix',
-           'pair_flip', 'class_dependent', 'from_transition', 'instance_dependent', 'human', 'noise_file',
+           'pair_flip', 'class_dependent', 'from_transition', 'instance_dependent', 'human', 'noise_file', 'bare_noise',
            'check_noise_name', 'add_noise', 'check_all_or_none']
 
 # %% ../nbs/core/01_noise.ipynb #c38f3c08
@@ -457,6 +457,7 @@ NOISE_FILES = {"human": "human:FILE#COLUMN", "transition": "transition:FILE"}
 _ALSO_CALLED = {"symmetric": "uniform_excluding_true",
                 "asymmetric": "class_dependent"}
 
+# %% ../nbs/core/01_noise.ipynb #dbfb9ff9
 def noise_file(
     noise: str,  # as `add_noise` takes it
 ) -> Optional[tuple[str, str, str]]:  # kind, file, column
@@ -466,6 +467,14 @@ def noise_file(
     if kind == "transition": return kind, place, ""
     file, _, column = place.rpartition("#")
     return kind, file, column
+
+def bare_noise(
+    noise: str,  # as `add_noise` takes it
+) -> str:
+    "The same wherever the file is"
+    kind, file, column = noise_file(noise) or ("", "", "")
+    return f"{kind}:{Path(file).name}{column and f'#{column}'}" if kind \
+        else noise
 
 # %% ../nbs/core/01_noise.ipynb #9895709d
 def check_noise_name(

@@ -21,9 +21,9 @@ from torch import Tensor
 import tce_nb
 from .data import Images
 from .losses import tamed_weight
-from .noise import noise_file
+from .noise import bare_noise, noise_file
 from .training import (
-    PRESETS, Config, DamagedCheckpoint, Run, Task, identity, own_logits,
+    PRESETS, Config, DamagedCheckpoint, Run, Task, drops, identity, own_logits,
     pick_device, predict, preset, report, train, write_whole)
 
 # %% auto #0
@@ -103,17 +103,19 @@ def _scale_of(config: Config) -> str:
 def changes_of(
     config: Config,
 ) -> str:
-    "The nearest preset and what differs but counts, or nothing, in words"
+    "The nearest preset, and what else than sizes is different, in words"
     if scale_of(config) != "custom": return ""
+    usual = replace(config, milestones=None)
+    if drops(usual) == drops(config): config = usual  # said or not
     free = {name: getattr(config, name) for name in _FREE}
     def changed(scale):
-        usual = vars(preset(scale, **free))
+        there = vars(preset(scale, **free))
         return {name: value for name, value in vars(config).items()
-                if name != "device" and value != usual[name]}
+                if name != "device" and value != there[name]}
     scale = min(PRESETS, key=lambda scale: len(changed(scale)))
     words = [f"{name} {value}" for name, value in changed(scale).items()
              if name not in ("epochs", "train_per_class", "test_per_class")]
-    return f"{scale} with {', '.join(words)}" if words else ""
+    return f"{scale} with {', '.join(words)}" if words else f"as {scale}"
 
 # %% ../nbs/core/05_records.ipynb #f830ac82
 def project_folder() -> Optional[Path]:
@@ -338,6 +340,7 @@ def _row(record: dict) -> dict[str, Any]:
         method=loss_name(config.loss, config.alpha), **asdict(config),
         **{"file": "", **record["data"]}, made_on=made["device"])
     row["dataset"] = Path(config.dataset).name  # wherever the file was
+    row["noise"] = bare_noise(config.noise)
     row |= {k: record[k] for k in ("wrong_rate", "diverged", "resumed",
                                    "seconds", "finished")}
     row |= {k: made[k] for k in ("hardware", "threads", "commit")}
@@ -568,7 +571,7 @@ def histories(
 
 # %% ../nbs/core/05_records.ipynb #f3c3cf05
 CELL = ["scale", "dataset", "file", "method", "eta", "noise", "trained_on",
-        "tested_on", "epochs", "recipe", "changes", "made_on"]
+        "tested_on", "epochs", "recipe", "made_on"]
 
 def cells(
     frame: pd.DataFrame,  # from `gather`
@@ -583,7 +586,8 @@ def cells(
         n=(reading, "count"), mean=(reading, "mean"), std=(reading, "std"),
         wrong_rate=("wrong_rate", "mean"), epoch=(f"{reading}_epoch", "mean"),
         diverged=("diverged", "count"), runs=("name", "count"),
-        seconds=("seconds", "sum")).reset_index()
+        seconds=("seconds", "sum"), changes=("changes", "first")
+        ).reset_index()
 
 # %% ../nbs/core/05_records.ipynb #b6e5cdb5
 def paired_difference(

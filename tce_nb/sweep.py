@@ -21,9 +21,9 @@ from .losses import LOSSES
 from .noise import noise_file
 from .records import (
     Files, is_running, lock_of, recorded, run_name, selected_by)
-from tce_nb.training import (
-    LOOK_ALIKES, PRESETS, Config, pick_device, prepare, preset, train_epoch,
-    write_whole)
+from .training import (
+    LOOK_ALIKES, PRESETS, Config, check_look_alikes, pick_device, prepare,
+    preset, train_epoch, write_whole)
 
 # %% auto #0
 __all__ = ['SIZES', 'METHODS', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'SETTINGS', 'STATES', 'unknown', 'check_dataset',
@@ -77,6 +77,7 @@ class Job:
     config: Config
     needs: Optional[str] = None  # name of the cell's hold-out run
     rerun: bool = False          # train again where there is a record
+    def __post_init__(self) -> None: check_look_alikes(self.config)
 
     @property
     def name(self) -> str:
@@ -368,7 +369,7 @@ def _reason(error: BaseException) -> tuple[str, bool]:
     "An error in a line, as a cell raised it; whether it would come again"
     name = getattr(error, "ename", type(error).__name__)
     return (f"{name}: {getattr(error, 'evalue', error)}",
-            name in ("ValueError", "TypeError", "DataError"))
+            name in ("ValueError", "TypeError"))
 
 def _write_failure(files: Files, reason: str, final: bool) -> None:
     "Leave the reason of a failure for others to read"
@@ -392,9 +393,11 @@ class Outcome:
     final: bool = False  # not worth another try
 
 # %% ../nbs/core/06_sweep.ipynb #6c171ec5
-_WORKER = [sys.executable, "-c", (  # with the library that is in use here
-    f"import sys; sys.path = [{str(Path(tce_nb.__file__).parents[1])!r}, "
-    "*filter(None, sys.path)]; from tce_nb.sweep import worker; worker()")]
+_LIBRARY = str(Path(tce_nb.__file__).parents[1])  # of driver and workers
+_WORKER = [sys.executable, "-c", (
+    f"import sys; sys.path = [p for p in sys.path if p]\n"
+    f"if {_LIBRARY!r} not in sys.path: sys.path.insert(0, {_LIBRARY!r})\n"
+    "from tce_nb.sweep import worker; worker()")]
 
 def execute(
     message: dict,  # from `job_message`
@@ -453,7 +456,7 @@ def _failed(name: str, files: Files, code: int, limit) -> Outcome:
     how = f"by signal {-code}" if code < 0 else f"with code {code}"
     said = files.log.read_text(errors="replace").splitlines() \
         if files.log.exists() else []
-    return Outcome(name, "failed", f"its process ended {how} and no record"
+    return Outcome(name, "failed", f"its process ended {how}, without a record"
                    + (f"; its last words: {said[-1]}" if said else ""))
 
 # %% ../nbs/core/06_sweep.ipynb #113a77f0
@@ -766,7 +769,7 @@ def image_counts(
     config: Config,
     data: Union[str, Path, None] = None,  # folder of data sets
 ) -> tuple[int, int]:  # training and test images
-    "How many images a run has, held out ones among them, unless of an .npz"
+    "How many images a run has, those it holds out among them"
     path = Path(config.dataset) if config.dataset.endswith(".npz") \
         else data_root(data)/f"{config.dataset}.npz"
     check_dataset(config.dataset)

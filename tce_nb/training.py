@@ -27,10 +27,10 @@ from .noise import (
 from .resnet import ResNet
 
 # %% auto #0
-__all__ = ['PRECISIONS', 'LOOK_ALIKES', 'PRESETS', 'CPU_SIZES', 'Config', 'preset', 'drops', 'learning_rate', 'stream', 'Task',
-           'make_task', 'calibration_error', 'predict', 'own_logits', 'evaluate', 'pick_device', 'Parts', 'prepare',
-           'train_epoch', 'identity', 'CheckpointError', 'DamagedCheckpoint', 'write_whole', 'save_checkpoint',
-           'load_checkpoint', 'Run', 'run_epoch', 'train', 'describe', 'report']
+__all__ = ['PRECISIONS', 'PRESETS', 'CPU_SIZES', 'LOOK_ALIKES', 'Config', 'preset', 'drops', 'learning_rate', 'stream', 'Task',
+           'make_task', 'check_look_alikes', 'calibration_error', 'predict', 'own_logits', 'evaluate', 'pick_device',
+           'Parts', 'prepare', 'train_epoch', 'identity', 'CheckpointError', 'DamagedCheckpoint', 'write_whole',
+           'save_checkpoint', 'load_checkpoint', 'Run', 'run_epoch', 'train', 'describe', 'report']
 
 # %% ../nbs/core/04_training.ipynb #c3a9f1c4
 @dataclass(frozen=True)
@@ -119,20 +119,9 @@ def _make_plain(config: Config) -> None:
         if plain[name] is not None and not right(plain[name]):
             raise ValueError(f"{name}: got {plain[name]!r}, "
                              f"expected {allowed}")
-    _check_noise(plain["noise"], plain["eta"], plain["dataset"])
+    check_noise_name(plain["noise"])
+    check_all_or_none(plain["noise"], plain["eta"])
     for name, value in plain.items(): object.__setattr__(config, name, value)
-
-def _check_noise(noise: str, eta: float, dataset: str) -> None:
-    "Refuse noise that is not known, or not for this data set"
-    check_noise_name(noise)
-    check_all_or_none(noise, eta)
-    if noise == "class_dependent" and eta and dataset not in LOOK_ALIKES:
-        raise ValueError(
-            f"noise: got class_dependent with {dataset}, expected "
-            f"{' or '.join(LOOK_ALIKES)}, whose look-alikes are known; for "
-            "other data, transition:FILE")
-
-LOOK_ALIKES = ("cifar10", "cifar100")
 
 # %% ../nbs/core/04_training.ipynb #8c5a6724
 PRESETS: dict[str, dict[str, Any]] = {
@@ -210,6 +199,7 @@ def make_task(
     config: Config,
 ) -> Task:
     "Load the data, add the noise, hold out"
+    check_look_alikes(config)
     whole = load(config.dataset)
     data = subset(whole, config.train_per_class, config.test_per_class)
     noisy = _noisy_labels(config, whole, data)
@@ -221,6 +211,18 @@ def make_task(
                         "same everywhere, expected something to learn from")
     return Task(data, noisy, kept, held, mean, std, _fingerprint(
         data.train_images, noisy.labels, data.test_images, data.test_labels))
+
+# %% ../nbs/core/04_training.ipynb #9d00e46e
+LOOK_ALIKES = ("cifar10", "cifar100")  # data sets whose look-alikes are known
+
+def check_look_alikes(
+    config: Config,
+) -> None:
+    "Refuse class-dependent noise on data whose look-alikes are not known"
+    if config.noise == "class_dependent" and config.eta \
+            and Path(config.dataset).stem not in LOOK_ALIKES: raise ValueError(
+        f"noise: got class_dependent with {config.dataset}, expected "
+        f"{' or '.join(LOOK_ALIKES)}, or transition:FILE for other data")
 
 # %% ../nbs/core/04_training.ipynb #90c967ce
 def _noisy_labels(config: Config, whole: Dataset,
@@ -514,6 +516,8 @@ def load_checkpoint(path: Path, config: Config) -> dict:
                                 "remove it to start the run again") from error
     if config.dataset.endswith(".npz") and saved.dataset.endswith(".npz"):
         saved = replace(saved, dataset=config.dataset)  # `data` is compared
+    if noise_file(config.noise) and noise_file(saved.noise):
+        saved = replace(saved, noise=config.noise)
     here, there = identity(config), identity(saved)
     names = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
     if names: raise CheckpointError(

@@ -138,12 +138,13 @@ def test_results_in_four_forms(made, capsys):
     assert json.loads(said("--json"))[0]["n"] == 2
     assert "no runs on all training data are recorded here" in said("--dataset", "mnist")
     assert "tce:1.5" not in said("--loss", "ce") and "ce " in said("--loss", "ce", "--eta", "0.4")
+    assert "tce:1.5" in said("--loss", "tce")
     assert "no runs on all" in said("--eta", "0.9") and "no runs on all" in said("--preset", "beyond")
 
 
 @pytest.mark.parametrize("words, message", [
     (["--dataset", "digts"], "dataset: got 'digts', expected one of .*did you mean digits"),
-    (["--loss", "tec:1.5"], "method: got 'tec:1.5', .*did you mean tce:1.5"),
+    (["--loss", "tec:1.5"], "loss: got 'tec:1.5', .*did you mean tce:1.5"),
     (["--noise", "pair"], "noise: got 'pair', .*did you mean pair_flip"),
     (["--results", "nowhere"], "--results: got nowhere, expected a folder")])
 def test_results_refuse_what_is_not_known(made, capsys, words, message):

@@ -285,6 +285,13 @@ def test_labels_that_cannot_be_meant_are_refused(tmp_path, train, test, message)
     with pytest.raises(DataError, match=message): load(str(tmp_path/"mine.npz"))
 
 
+def test_a_named_set_may_lack_a_class_and_says_so(tmp_path):
+    images, labels = np.zeros((8, 3, 32, 32), np.uint8), np.arange(1, 9)
+    np.savez(tmp_path/"cifar10.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    with pytest.warns(UserWarning, match="no image of 2 of 10 classes, such as 0;"):
+        assert load("cifar10", root=tmp_path).num_classes == 10
+
+
 def test_classes_without_an_image_are_told(tmp_path):
     images = np.zeros((4, 1, 32, 32), np.uint8)
     np.savez(tmp_path/"mine.npz", train_images=images, train_labels=[0, 7, 0, 7], test_images=images, test_labels=[0, 0, 7, 7])

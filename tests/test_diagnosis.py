@@ -4,6 +4,7 @@ import math
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -112,11 +113,14 @@ def test_a_network_without_mistakes_gives_the_noise_ratio(num_classes, eta):
 def test_arrays_and_small_integers_are_taken():
     torch.manual_seed(0)
     logits, labels = torch.randn(50, 4), torch.arange(50) % 4
-    for same in (labels.numpy(), labels.to(torch.uint8), labels.int(), labels.tolist()):
+    backwards = labels.flip(0).numpy()[::-1]
+    for same in (labels.numpy(), labels.to(torch.uint8), labels.int(), labels.tolist(), backwards, pd.Series(labels),
+                 labels.numpy().astype("uint16")):
         assert torch.equal(rank_labels(logits.numpy(), same), rank_labels(logits, labels))
         assert estimate_noise(logits.numpy(), same) == estimate_noise(logits, labels)
         assert score_predictions(logits.numpy(), same) == score_predictions(logits, labels)
     sure, right = logits.softmax(1).max(1).values, logits.argmax(1) == labels
+    assert torch.equal(rank_labels(pd.DataFrame(logits.numpy(), index=range(50, 100)), labels), rank_labels(logits, labels))
     assert risk_area(sure.numpy(), right.numpy()) == risk_area(sure, right)
 
 
@@ -149,6 +153,8 @@ TWO = torch.zeros(2, 3)
     (lambda: estimate_noise([[0.0, 1.0]], [0]), "logits: got 2 classes, expected 3 or more"),
     (lambda: score_predictions(TWO.softmax(1), [0, 1]), "logits: got probabilities, expected their logarithms"),
     (lambda: score_predictions(TWO, [0, 1], bins=0), "bins: got 0, expected an int >= 1"),
+    (lambda: score_predictions(torch.randn(9, 5).softmax(1).bfloat16(), [0] * 9), "logits: got probabilities"),
+    (lambda: precision_recall(torch.arange(0), torch.ones(0).bool(), 1), "n: got 1, expected an int from 1 to 0"),
     (lambda: precision_recall(torch.arange(4), torch.tensor([True, False]), 1), "wrong: got torch.bool of shape (2,)"),
     (lambda: risk_area(torch.tensor([math.nan]), torch.ones(1)), "confidence: got a number outside of 0 to 1"),
     (lambda: risk_area(torch.ones(0), torch.ones(0)), "confidence: got torch.float32 of shape (0,)"),

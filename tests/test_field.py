@@ -354,7 +354,7 @@ def test_any_real_number_is_a_setting(value):
 
 
 @pytest.mark.parametrize("transition, message", [
-    (None, "got NoneType"), ([[1]], "got torch.int64"), (torch.eye(3).long(), "got torch.int64"),
+    (None, "got NoneType"), ([[1]], "got torch.int64"), ("x", "got str"), (torch.eye(3).long(), "got torch.int64"),
     (torch.ones(3), r"got shape \(3,\)"), (torch.ones(2, 3) / 3, r"got shape \(2, 3\)"),
     (torch.tensor([[1.5, -0.5], [0.0, 1.0]]), "got an entry that is not >= 0"),
     (torch.full((2, 2), math.nan), "got an entry that is not >= 0"),

@@ -147,6 +147,28 @@ def test_without_noise_its_kind_splits_no_cell(tmp_path):
     assert cells(gather(tmp_path), "last").n.tolist() == [2]
 
 
+def test_a_file_of_noise_is_the_same_wherever_it_is(tmp_path):
+    for seed, name in ((1, "a"), (2, "b")):
+        (tmp_path/name).mkdir()
+        np.save(tmp_path/name/"T.npy", np.eye(10))
+        config = replace(TINY, epochs=1, eta=1.0, noise=f"transition:{tmp_path/name}/T.npy", seed=seed)
+        record_run(config, tmp_path)
+    table = cells(gather(tmp_path), "last")
+    assert table.n.tolist() == [2] and table.noise.tolist() == ["transition:T.npy"]
+    path = tmp_path/"run.pt"
+    train(config, checkpoint=path)
+    (tmp_path/"b").rename(tmp_path/"c")
+    moved = replace(config, noise=f"transition:{tmp_path}/c/T.npy")
+    assert train(moved, checkpoint=path).finished
+
+
+def test_drops_that_are_said_or_not_are_the_same_cell(tmp_path):
+    for seed, milestones in ((1, None), (2, (2, 3))):
+        record_run(replace(TINY, epochs=3, milestones=milestones, seed=seed), tmp_path)
+    assert cells(gather(tmp_path), "last").n.tolist() == [2]
+    assert "milestones" not in gather(tmp_path).changes.str.cat()
+
+
 def test_cells_are_means_over_seeds(made):
     frame, table = gather(made), cells(gather(made), "last")
     full = frame[frame.hold_out == 0]

@@ -297,7 +297,7 @@ def test_the_first_of_two_failures_is_told(tmp_path):
         worker = next(iter(psutil.Process(process.pid).children()), None)
         time.sleep(0.05)
     worker.kill()
-    assert "its process ended by signal 9 and no record; to be tried again" in finish(process)
+    assert "its process ended by signal 9, without a record; to be tried again" in finish(process)
 
 
 def test_a_recorded_seed_of_a_failed_hold_out_run_is_no_error(tmp_path):

@@ -16,8 +16,8 @@ from tce_nb import LOSSES, NOISES, training, transition_matrix
 from tce_nb.data import first_per_class, load
 from tce_nb.resnet import ResNet
 from tce_nb.training import (
-    CheckpointError, Config, Run, calibration_error, drops, evaluate,
-    identity, load_checkpoint, make_task, pick_device, predict, prepare, preset, report,
+    CheckpointError, Config, Run, calibration_error, check_look_alikes, drops, evaluate, identity,
+    load_checkpoint, make_task, pick_device, predict, prepare, preset, report,
     save_checkpoint, stream, train)
 
 TINY = Config(train_per_class=8, test_per_class=4, batch_size=16, depth=8,
@@ -401,9 +401,10 @@ def test_a_noise_that_is_not_known_is_refused_at_once():
 
 
 def test_look_alikes_are_known_of_cifar_alone():
-    assert Config(dataset="cifar10", noise="class_dependent", eta=0.4) and Config(noise="class_dependent")
-    with pytest.raises(ValueError, match="class_dependent with digits, expected cifar10 or cifar100"):
-        Config(noise="class_dependent", eta=0.4)
+    config = Config(noise="class_dependent", eta=0.4)
+    for known in (replace(config, eta=0.0), replace(config, dataset="cifar10"), replace(config, dataset="a/cifar100.npz")):
+        check_look_alikes(known)
+    with pytest.raises(ValueError, match="class_dependent with digits, expected cifar10 or cifar100"): make_task(config)
 
 
 def test_a_file_of_noise_is_taken_whole_and_looked_for_here_first(tmp_path, monkeypatch):
