@@ -10,6 +10,12 @@ import warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Iterable, Optional
+
+# %% auto #0
+__all__ = ['make_parser', 'run_config', 'command_run', 'command_sweep', 'duration', 'in_words', 'work_left', 'command_status',
+           'result_tables', 'command_results', 'main']
+
+# %% ../nbs/core/09_cli.ipynb #68860215
 try:
     import pandas as pd
     from rich.console import Console
@@ -28,10 +34,6 @@ try:
 except ImportError as missing: raise SystemExit(
     f"tce: error: {missing}; the experiments need more than the loss: "
     'pip install "tce_nb[experiments]"') from None
-
-# %% auto #0
-__all__ = ['make_parser', 'run_config', 'command_run', 'command_sweep', 'duration', 'in_words', 'work_left', 'command_status',
-           'result_tables', 'command_results', 'main']
 
 # %% ../nbs/core/09_cli.ipynb #ab20db88
 class _Parser(argparse.ArgumentParser):
@@ -121,11 +123,9 @@ def _about() -> dict[str, str]:
 
 _KINDS = ", ".join([*NOISES, *NOISE_FILES.values()])
 
-# %% ../nbs/core/09_cli.ipynb #4368a094
-def _run_options(parser) -> None:
-    "A preset, and every field of a configuration"
-    parser.add_argument("--preset", choices=PRESETS, help="scale (default: "
-                        "smoke for the embedded digits, cpu for other data)")
+# %% ../nbs/core/09_cli.ipynb #956765ec
+def _field_options(parser) -> None:
+    "The fields of a configuration that take one plain value"
     kinds, about = dict(int=int, float=float, str=str), _about()
     about["noise"] = f"one of {_KINDS} (default: {Config.noise})"
     for field in fields(Config):
@@ -136,6 +136,13 @@ def _run_options(parser) -> None:
             flag, action=argparse.BooleanOptionalAction, help=text)
         else: parser.add_argument(flag, type=kinds[kind], help=text, metavar=(
             "N" if kind == "int" else "X" if kind == "float" else "NAME"))
+
+# %% ../nbs/core/09_cli.ipynb #4368a094
+def _run_options(parser) -> None:
+    "A preset, and every field of a configuration"
+    parser.add_argument("--preset", choices=PRESETS, help="scale (default: "
+                        "smoke for the embedded digits, cpu for other data)")
+    _field_options(parser)
     parser.add_argument("--loss", default="tce", metavar="LOSS",
                         help=f"one of {', '.join([*METHODS, *FIELD])}, or tce "
                         "with --alpha (default: tce)")
@@ -445,11 +452,16 @@ class _Screen:
             if changed: print(_line(self, sweep, changed), file=sys.stderr,
                               flush=True)
         elif changed or time.time() - self.drawn > 1:
-            if changed and changed.state in ("done", "failed", "waiting"):
-                self.console.print(escape(_line(self, sweep, changed)),
-                                   soft_wrap=True)
-            self.drawn = time.time()
-            self.live.update(_table(self, sweep), refresh=True)
+            _draw(self, sweep, changed)
+
+# %% ../nbs/core/09_cli.ipynb #e843d20c
+def _draw(screen: _Screen, sweep: Sweep, changed: Optional[State]) -> None:
+    "What has come out, as a line that stays, and the table as it stands"
+    if changed and changed.state in ("done", "failed", "waiting"):
+        screen.console.print(escape(_line(screen, sweep, changed)),
+                             soft_wrap=True)
+    screen.drawn = time.time()
+    screen.live.update(_table(screen, sweep), refresh=True)
 
 # %% ../nbs/core/09_cli.ipynb #551dbc6f
 def _line(screen: _Screen, sweep: Sweep, state: State) -> str:

@@ -207,15 +207,13 @@ def plot_confidence(
         table = reliability(confidence, correct, bins)
         left.plot(table.confidence, table.accuracy, marker="o",
                   markersize=4, **style)
-        coverage, risk = risk_coverage(confidence, correct)
-        n = len(risk)  # the first few are mostly chance
-        kept = torch.linspace(n // 100, n - 1, 100).long()
+        coverage, risk = risk_coverage(confidence, correct)  # at first luck
+        kept = torch.linspace(len(risk) // 100, len(risk) - 1, 100).long()
         right.plot(coverage[kept], 100 * risk[kept], **style)
     left.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1),
              ylim=(0, 1), title="Reliability")
     right.set(xlabel="coverage", ylabel="error among them (%)", xlim=(0, 1),
-              title="Risk and coverage")
-    right.set_ylim(bottom=0)
+              ylim=(0, None), title="Risk and coverage")
     figure.legend(*left.get_legend_handles_labels(), ncols=4,
                   loc="outside upper center")
     return figure

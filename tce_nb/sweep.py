@@ -399,6 +399,7 @@ _WORKER = [sys.executable, "-c", (
     f"if {_LIBRARY!r} not in sys.path: sys.path.insert(0, {_LIBRARY!r})\n"
     "from tce_nb.sweep import worker; worker()")]
 
+# %% ../nbs/core/06_sweep.ipynb #e59816e2
 def execute(
     message: dict,  # from `job_message`
     limit: float,   # seconds
@@ -485,7 +486,6 @@ class Pool:
 # %% ../nbs/core/06_sweep.ipynb #bcc47cd6
 class LocalPool(Pool):
     "Slots on this machine"
-
     def __init__(
         self,
         results: Path,  # folder of results
@@ -497,9 +497,7 @@ class LocalPool(Pool):
         gpus: Optional[int] = None,     # default: all; 0 to use none
     ) -> None:
         self.results, self.data, self.limit = results, data, limit
-        if gpus is None: gpus = torch.cuda.device_count()
-        slots = workers or gpus * runs_per_gpu or _cores()
-        self.free = [_environment(i, threads, gpus) for i in range(slots)]
+        self.free = _environments(workers, threads, runs_per_gpu, gpus)
         self.slots = len(self.free)
         self.processes: dict[str, subprocess.Popen] = {}
         self.closed, self.lock = False, threading.Lock()
@@ -512,10 +510,13 @@ class LocalPool(Pool):
         self.threads.shutdown(cancel_futures=True)
 
 # %% ../nbs/core/06_sweep.ipynb #57049f7e
-def _environment(slot: int, threads: int, gpus: int) -> dict[str, str]:
-    "The variables of a slot: its threads, and its GPU if there are any"
+def _environments(workers, threads: int, runs_per_gpu: int,
+                  gpus: Optional[int]) -> list[dict[str, str]]:
+    "The variables of each slot: its threads, and its GPU if there are any"
+    if gpus is None: gpus = torch.cuda.device_count()
+    slots = workers or gpus * runs_per_gpu or _cores()
     both = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    return {**both, **_device(slot, gpus)}
+    return [{**both, **_device(slot, gpus)} for slot in range(slots)]
 
 def _cores() -> int:
     "The cores this process may use"
