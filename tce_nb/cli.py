@@ -25,6 +25,7 @@ try:
     from tce_nb.data import DataError
     from tce_nb.records import CELL, Files, RecordError, cells, gather, \
         cell_of, read_record, recorded, results_folder, selected_by
+    from tce_nb.losses import bare_loss
     from tce_nb.noise import NOISE_FILES, NOISES, bare_noise
     from tce_nb.sweep import (
         FIELD, METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State,
@@ -144,8 +145,9 @@ def _run_options(parser) -> None:
                         "smoke for the embedded digits, cpu for other data)")
     _field_options(parser)
     parser.add_argument("--loss", default="tce", metavar="LOSS",
-                        help=f"one of {', '.join([*METHODS, *FIELD])}, or tce "
-                        "with --alpha (default: tce)")
+                        help=f"one of {', '.join([*METHODS, *FIELD])}, tce "
+                        "with --alpha, or FILE.py:NAME for one of your own "
+                        "(default: tce)")
     parser.add_argument("--milestones", type=int, nargs="*", metavar="EPOCH",
                         help="epochs in which the learning rate falls")
     parser.add_argument("--hold-out", type=_size, nargs="?", const="preset",
@@ -164,7 +166,8 @@ def _cell_options(parser, required: bool) -> None:
     parser.add_argument("--dataset", metavar="NAME", **several)
     parser.add_argument("--loss", metavar="LOSS", **several,
                         help=f"of {', '.join(METHODS)}; tce: all "
-                        f"exponents; or of {', '.join(FIELD)}")
+                        f"exponents; of {', '.join(FIELD)}; or FILE.py:NAME "
+                        "for one of your own")
     parser.add_argument("--eta", type=float, metavar="ETA", **several)
     parser.add_argument("--noise", metavar="KIND", **several,
                         help=f"of {_KINDS}")
@@ -626,9 +629,10 @@ def command_results(options: argparse.Namespace) -> int:
 
 # %% ../nbs/core/09_cli.ipynb #f814e816
 def _bare(values: Iterable, column: str) -> list:
-    "The values of a column; a data set in a file counts by its bare name"
-    return [Path(value).stem if column == "dataset" else value
-            for value in values]
+    "The values of a column, without the folders and versions of files"
+    bare = {"dataset": lambda name: Path(name).stem,
+            "method": lambda name: bare_loss(name.partition("@")[0])}
+    return [bare.get(column, lambda name: name)(value) for value in values]
 
 def _chosen(frame: pd.DataFrame, column: str, wanted) -> pd.DataFrame:
     "The runs with one of these values"

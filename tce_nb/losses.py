@@ -8,8 +8,10 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import runpy
 from numbers import Integral, Real
-from typing import NoReturn, Optional
+from pathlib import Path
+from typing import Callable, NoReturn, Optional
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 # %% auto #0
 __all__ = ['LOSSES', 'tamed_weight', 'tame', 'tamed_cross_entropy', 'CrossEntropyLoss', 'TamedCrossEntropyLoss', 'softmax_mse',
-           'softmax_mae', 'SoftmaxMSELoss', 'SoftmaxMAELoss', 'get_loss']
+           'softmax_mae', 'SoftmaxMSELoss', 'SoftmaxMAELoss', 'loss_file', 'bare_loss', 'get_loss']
 
 # %% ../nbs/core/00_losses.ipynb #d9e19fbc
 def tamed_weight(
@@ -414,6 +416,33 @@ class SoftmaxMAELoss(CrossEntropyLoss):
         return softmax_mae(input, target, self.weight, self.ignore_index,
                            self.reduction, self.label_smoothing)
 
+# %% ../nbs/core/00_losses.ipynb #fddbb2ff
+def loss_file(
+    name: str,  # as `get_loss` takes it
+) -> Optional[tuple[str, str]]:  # the file, and the name in it
+    "Where a loss of your own is defined, if it is one"
+    file, _, inside = str(name).rpartition(":")
+    own = file.endswith(".py") and inside.isidentifier()
+    return (file, inside) if own else None
+
+def bare_loss(
+    name: str,  # as `get_loss` takes it
+) -> str:
+    "The same wherever the file is"
+    own = loss_file(name)
+    return f"{Path(own[0]).name}:{own[1]}" if own else name
+
+def _own_loss(file: str, name: str) -> Callable[..., nn.Module]:
+    "What a Python file calls by this name"
+    try: defined = runpy.run_path(file)
+    except Exception as error:
+        _refuse(ValueError, "loss", repr(file), "a Python file that runs; "
+                f"this one ends with {type(error).__name__}: {error}")
+    if not callable(defined.get(name)):
+        _refuse(ValueError, "loss", f"{name!r} of {file}",
+                "a class or a function that this file defines")
+    return defined[name]
+
 # %% ../nbs/core/00_losses.ipynb #38eead6a
 LOSSES = {
     "ce": CrossEntropyLoss,
@@ -423,19 +452,28 @@ LOSSES = {
 }
 
 def get_loss(
-    name: str,  # one of `LOSSES`
+    name: str,  # one of `LOSSES`, or FILE.py:NAME for one of your own
     **kwargs,   # its arguments
 ) -> nn.Module:
     "Build a loss from its name"
-    if str(name) not in LOSSES:
-        bare = str(name).lower().partition(":")[0]  # of "TCE" or "tce:1.5"
-        near = difflib.get_close_matches(bare, LOSSES, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        _refuse(ValueError, "name", repr(name),
-                f"one of {', '.join(LOSSES)}{hint}")
-    known = inspect.signature(LOSSES[name]).parameters
+    own = loss_file(name)
+    build = _own_loss(*own) if own else _known_loss(name)
+    known = inspect.signature(build).parameters
     for argument in kwargs:
         if argument not in known:
             _refuse(TypeError, argument, "an argument that the loss "
                     f"{name!r} does not have", f"one of {', '.join(known)}")
-    return LOSSES[name](**kwargs)
+    loss = build(**kwargs)
+    if not isinstance(loss, nn.Module):
+        _refuse(TypeError, "loss", f"{name}, which gives {_describe(loss)}",
+                "a class or a function that gives an nn.Module")
+    return loss
+
+def _known_loss(name: str) -> Callable[..., nn.Module]:
+    "One of `LOSSES`; anything else is refused, saying what is near"
+    if str(name) in LOSSES: return LOSSES[name]
+    bare = str(name).lower().partition(":")[0]  # of "TCE" or "tce:1.5"
+    near = difflib.get_close_matches(bare, LOSSES, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    _refuse(ValueError, "name", repr(name), f"one of {', '.join(LOSSES)}, or "
+            f"FILE.py:NAME for one of your own{hint}")

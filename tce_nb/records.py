@@ -20,7 +20,7 @@ from torch import Tensor
 
 import tce_nb
 from .data import Images
-from .losses import tamed_weight
+from .losses import bare_loss, loss_file, tamed_weight
 from .noise import bare_noise, noise_file
 from .training import (
     PRESETS, Config, DamagedCheckpoint, Run, Task, drops, identity, own_logits,
@@ -41,18 +41,18 @@ def _digest(values: dict) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 def loss_name(loss: str, alpha: float) -> str:
-    "A loss in one word: `ce`, `tce:1.5`"
-    return f"{loss}:{alpha:.12g}" if loss == "tce" else loss
+    "A loss in one word: `ce`, `tce:1.5`, `mine.py:MyLoss`"
+    return f"{loss}:{alpha:.12g}" if loss == "tce" else bare_loss(loss)
 
 def run_name(
     config: Config,
 ) -> str:
     "The name of a run, and of its files"
-    loss = loss_name(config.loss, config.alpha).replace(":", "")
+    loss = loss_name(config.loss, config.alpha).rpartition(".py:")[2]
     dataset = re.sub(r"[^\w.+-]", "_", Path(config.dataset).stem)
     kind = "select" if config.hold_out else "train"
-    return (f"{dataset}-{loss}-eta{config.eta:g}-{kind}-seed{config.seed}-"
-            f"{_digest(identity(config))}")
+    return (f"{dataset}-{loss.replace(':', '')}-eta{config.eta:g}-{kind}-"
+            f"seed{config.seed}-{_digest(identity(config))}")
 
 # %% ../nbs/core/05_records.ipynb #253d1d5f
 _OWN = ("seed", "hold_out", "hold_out_noisy")
@@ -71,7 +71,7 @@ def cell_of(
 # %% ../nbs/core/05_records.ipynb #253d1d60
 def _without_files(config: Config) -> Config:
     "A configuration whose identity needs no file: that may be gone"
-    return replace(config, dataset="digits", noise="pair_flip")
+    return replace(config, dataset="digits", noise="pair_flip", loss="ce")
 
 def recipe_of(
     config: Config,
@@ -304,7 +304,9 @@ def _data_of(config: Config, task: Task) -> dict[str, Any]:
     who = identity(config)
     files = [who[name] for name in ("dataset", "noise")
              if "sha256:" in who.get(name, "")]
-    return dict({"file": _digest(dict(files=files))} if files else {},
+    own = {"loss_file": who["loss"].split(":")[1][:12]} \
+        if loss_file(config.loss) else {}
+    return dict({"file": _digest(dict(files=files))} if files else {}, **own,
                 fingerprint=task.fingerprint, classes=task.data.num_classes,
                 trained_on=len(task.kept), held_out=len(task.held),
                 tested_on=len(task.data.test_labels))
@@ -341,6 +343,8 @@ def _row(record: dict) -> dict[str, Any]:
         **{"file": "", **record["data"]}, made_on=made["device"])
     row["dataset"] = Path(config.dataset).name  # wherever the file was
     row["noise"] = bare_noise(config.noise)
+    version = record["data"].get("loss_file")  # of a loss of one's own
+    if version: row["method"] += f"@{version}"
     row |= {k: record[k] for k in ("wrong_rate", "diverged", "resumed",
                                    "seconds", "finished")}
     row |= {k: made[k] for k in ("hardware", "threads", "commit")}
@@ -388,7 +392,8 @@ def _problem(record: Any) -> Optional[str]:
     missing = [key for key in _KEYS if key not in record]
     if missing: return f"has no {', '.join(missing)}"
     config, history = record_config(record), record["history"]
-    file = config.dataset.endswith(".npz") or noise_file(config.noise)
+    file = config.dataset.endswith(".npz") or noise_file(config.noise) \
+        or loss_file(config.loss)
     if not file and (record["name"], record["cell"]) != (
             run_name(config), cell_of(config)):  # a file may have gone
         return f"is named {record['name']}, but its run is {run_name(config)}"

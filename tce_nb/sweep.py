@@ -17,7 +17,7 @@ from filelock import Timeout
 
 import tce_nb
 from .data import CLASSES, data_root, load_npz
-from .losses import LOSSES
+from .losses import LOSSES, get_loss, loss_file
 from .noise import noise_file
 from .records import (
     Files, is_running, lock_of, recorded, run_name, selected_by)
@@ -58,13 +58,16 @@ def check_dataset(
 METHODS = ("ce", "mse", "mae", "tce:0.5", "tce:1", "tce:1.5", "tce:2")
 
 def parse_method(
-    word: str,  # such as "ce" or "tce:1.5"
+    word: str,  # such as "ce", "tce:1.5" or "mine.py:MyLoss"
 ) -> dict[str, Any]:
     "The loss and, for TCE, the `alpha` that a word stands for"
+    if loss_file(word):
+        get_loss(word)  # refuses what cannot be built
+        return dict(loss=str(word))
     loss, _, alpha = str(word).partition(":")
     if loss not in LOSSES or alpha and loss != "tce":
         raise ValueError(unknown("loss", word, dict.fromkeys(
-            [*METHODS, *LOSSES])))
+            [*METHODS, *LOSSES, "FILE.py:NAME"])))
     if not alpha: return dict(loss=loss)
     try: return dict(loss=loss, alpha=float(alpha))
     except ValueError: raise ValueError(
@@ -249,7 +252,8 @@ def _check_parameters(given: list[str], namespace: dict) -> None:
                          f"{namespace['loss']!r}; only tce has an exponent")
     for name, names in (("preset", PRESETS), ("loss", LOSSES)):
         value = namespace.get(name)
-        if value is not None and value not in names:
+        own = name == "loss" and loss_file(str(value))
+        if value is not None and value not in names and not own:
             raise ValueError(unknown(name, value, names))
 
 # %% ../nbs/core/06_sweep.ipynb #0c3d9119
@@ -330,6 +334,8 @@ def job_message(
         config["selected_epoch"] = selected
     if config["dataset"].endswith(".npz"):
         config["dataset"] = str(Path(config["dataset"]).absolute())
+    own = loss_file(config["loss"])
+    if own: config["loss"] = f"{Path(own[0]).absolute()}:{own[1]}"
     kind, file, column = noise_file(config["noise"]) or ("", "", "")
     if kind and Path(file).is_file():
         config["noise"] = f"{kind}:{Path(file).absolute()}" + (

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from .data import (
     DataError, Dataset, Images, channel_stats, data_root, epoch_batches,
     first_per_class, hold_out, load, subset)
-from .losses import LOSSES, get_loss
+from .losses import LOSSES, bare_loss, get_loss, loss_file
 from .noise import (
     NoisyLabels, add_noise, check_all_or_none, check_noise_name, noise_file,
     transition_matrix)
 from .resnet import ResNet
 
 # %% auto #0
-__all__ = ['PRECISIONS', 'PRESETS', 'CPU_SIZES', 'LOOK_ALIKES', 'Config', 'preset', 'drops', 'learning_rate', 'stream', 'Task',
-           'make_task', 'check_look_alikes', 'calibration_error', 'predict', 'own_logits', 'evaluate', 'pick_device',
-           'Parts', 'prepare', 'train_epoch', 'identity', 'CheckpointError', 'DamagedCheckpoint', 'write_whole',
+__all__ = ['PRECISIONS', 'PRESETS', 'CPU_SIZES', 'LOOK_ALIKES', 'Config', 'preset', 'drops', 'learning_rate', 'identity',
+           'stream', 'Task', 'make_task', 'check_look_alikes', 'calibration_error', 'predict', 'own_logits', 'evaluate',
+           'pick_device', 'Parts', 'prepare', 'train_epoch', 'CheckpointError', 'DamagedCheckpoint', 'write_whole',
            'save_checkpoint', 'load_checkpoint', 'Run', 'run_epoch', 'train', 'describe', 'report']
 
 # %% ../nbs/core/04_training.ipynb #c3a9f1c4
@@ -39,7 +39,7 @@ class Config:
     dataset: str = "digits"    # a name, or the path of an .npz file
     train_per_class: Optional[int] = None  # first n of each class; all
     test_per_class: Optional[int] = None
-    loss: str = "tce"          # one of `LOSSES`
+    loss: str = "tce"          # one of `LOSSES`, or FILE.py:NAME
     alpha: float = 1.5         # taming exponent; only "tce" has one
     eta: float = 0.0           # noise ratio
     noise: str = "uniform_including_true"  # as `add_noise` names it
@@ -87,14 +87,13 @@ def _milestones(value) -> Optional[tuple[int, ...]]:
 # %% ../nbs/core/04_training.ipynb #609425df
 PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 
-def _one_of(names) -> tuple:
-    "The rule that a value is one of these"
-    return names.__contains__, f"one of {', '.join(names)}"
-
 _positive = lambda x: 0 <= x < math.inf, "a number >= 0"
 _count = lambda x: x >= 1, "an int >= 1"
 _RULES: dict[str, tuple] = {
-    "loss": _one_of(LOSSES), "precision": _one_of(PRECISIONS),
+    "loss": (lambda x: x in LOSSES or loss_file(x),
+             f"one of {', '.join(LOSSES)}, or FILE.py:NAME"),
+    "precision": (PRECISIONS.__contains__,
+                  f"one of {', '.join(PRECISIONS)}"),
     "alpha": _positive, "lr": _positive, "weight_decay": _positive,
     "momentum": (lambda x: 0 <= x < 1, "a number from 0 up to 1"),
     "eta": (lambda x: 0 <= x <= 1, "a number from 0 to 1"),
@@ -171,6 +170,50 @@ def learning_rate(
 ) -> float:
     "The learning rate of an epoch"
     return config.lr * 0.1 ** sum(epoch >= drop for drop in drops(config))
+
+# %% ../nbs/core/04_training.ipynb #b3a5bcea
+def identity(
+    config: Config,
+) -> dict[str, Any]:
+    "What makes this run different from others, as plain values"
+    usual, same = vars(_USUAL), {"device"}
+    if config.loss != "tce": same.add("alpha")
+    if config.eta == 0: same.add("noise")
+    if config.eta == 0 or config.hold_out == 0: same.add("hold_out_noisy")
+    chosen = {name: value for name, value in vars(config).items()
+              if name not in same and value != usual[name]}
+    chosen["milestones"] = [drop for drop in sorted(drops(config))
+                            if drop <= config.epochs]
+    return chosen | _files_of(config, chosen.get("noise", ""))
+
+_USUAL = Config()
+
+# %% ../nbs/core/04_training.ipynb #b717d900
+def _files_of(config: Config, noise: str) -> dict[str, str]:
+    "The fields that name a file, by its content"
+    named, noisy, own = {}, noise_file(noise), loss_file(config.loss)
+    if config.dataset.endswith(".npz"):
+        named["dataset"] = "sha256:" + _file_hash("dataset", config.dataset)
+    if noisy:
+        kind, file, column = noisy
+        named["noise"] = (f"{kind}:sha256:" + _file_hash(
+            "noise", str(_folder_of(file)/file)) + column)
+    if own: named["loss"] = f"sha256:{_file_hash('loss', own[0])}:{own[1]}"
+    return named
+
+# %% ../nbs/core/04_training.ipynb #094d30d0
+def _file_hash(argument: str, path: str) -> str:
+    "SHA-256 of a file's content, read again only when it has changed"
+    try: state = os.stat(path)
+    except OSError as error: raise DataError(
+        f"{argument}: got {path!r}, which cannot be read ({error.strerror})"
+        ) from error
+    return _hash_version(path, state.st_mtime_ns, state.st_size)
+
+@functools.lru_cache(maxsize=64)
+def _hash_version(path: str, modified: int, size: int) -> str:
+    "SHA-256 of this version of a file"
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 # %% ../nbs/core/04_training.ipynb #0d22a510
 def stream(
@@ -331,6 +374,7 @@ def _precision(config: Config, device: torch.device):
 @dataclass
 class Parts:
     "What a run works with"
+    identity: dict[str, Any]  # of the run, as its files were at the start
     task: Task
     train: Images        # trained on
     labels: Tensor       # what training sees
@@ -363,7 +407,8 @@ def prepare(
                  stream(config.seed, "init")).to(device)
     model = torch.compile(net) if config.compile else net
     return Parts(
-        task, images(data.train_images[task.kept], mirror=data.mirror),
+        identity(config), task,
+        images(data.train_images[task.kept], mirror=data.mirror),
         labels, true_labels, wrong,
         {k: (x, y.to(device)) for k, (x, y) in evaluated.items()}, net, model,
         _criterion(config, task).to(device), _optimizer(config, net),
@@ -436,44 +481,6 @@ def _rates(tally: Tensor, n: int, wrong: int) -> dict[str, Any]:
                 memorised=rate(memorised, wrong),
                 corrected=rate(corrected, wrong))
 
-# %% ../nbs/core/04_training.ipynb #b3a5bcea
-def identity(
-    config: Config,
-) -> dict[str, Any]:
-    "What makes this run different from others, as plain values"
-    usual, same = vars(_USUAL), {"device"}
-    if config.loss != "tce": same.add("alpha")
-    if config.eta == 0: same.add("noise")
-    if config.eta == 0 or config.hold_out == 0: same.add("hold_out_noisy")
-    chosen = {name: value for name, value in vars(config).items()
-              if name not in same and value != usual[name]}
-    chosen["milestones"] = [drop for drop in sorted(drops(config))
-                            if drop <= config.epochs]
-    if config.dataset.endswith(".npz"):
-        chosen["dataset"] = "sha256:" + _file_hash("dataset", config.dataset)
-    found = noise_file(chosen.get("noise", ""))
-    if found:
-        kind, file, column = found
-        chosen["noise"] = (f"{kind}:sha256:" + _file_hash(
-            "noise", str(_folder_of(file)/file)) + column)
-    return chosen
-
-_USUAL = Config()
-
-# %% ../nbs/core/04_training.ipynb #094d30d0
-def _file_hash(argument: str, path: str) -> str:
-    "SHA-256 of a file's content, read again only when it has changed"
-    try: state = os.stat(path)
-    except OSError as error: raise DataError(
-        f"{argument}: got {path!r}, which cannot be read ({error.strerror})"
-        ) from error
-    return _hash_version(path, state.st_mtime_ns, state.st_size)
-
-@functools.lru_cache(maxsize=64)
-def _hash_version(path: str, modified: int, size: int) -> str:
-    "SHA-256 of this version of a file"
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
 # %% ../nbs/core/04_training.ipynb #e3c0b0e9
 class CheckpointError(RuntimeError):
     "A checkpoint that cannot be resumed from, and what to do about it"
@@ -509,16 +516,11 @@ def load_checkpoint(path: Path, config: Config) -> dict:
             raise ValueError("its checksum is wrong")
         state = torch.load(io.BytesIO(content[32:]), map_location="cpu",
                            weights_only=True)
-        saved = Config(**state["config"])
+        here, there = identity(config), state["identity"]
     except Exception as error:
         why = str(error).split("\n")[0]
         raise DamagedCheckpoint(f"{path}: not a whole checkpoint ({why}); "
                                 "remove it to start the run again") from error
-    if config.dataset.endswith(".npz") and saved.dataset.endswith(".npz"):
-        saved = replace(saved, dataset=config.dataset)  # `data` is compared
-    if noise_file(config.noise) and noise_file(saved.noise):
-        saved = replace(saved, noise=config.noise)
-    here, there = identity(config), identity(saved)
     names = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
     if names: raise CheckpointError(
         f"{path}: belongs to another run ({', '.join(names)} differ); "
@@ -593,11 +595,13 @@ def train(
 # %% ../nbs/core/04_training.ipynb #fcbb8dd8
 def _state(run: Run, parts: Parts) -> dict:
     "All that a run needs to go on"
-    return dict(config=asdict(run.config), history=run.history,
+    return dict(identity=parts.identity, history=run.history,
                 diverged=run.diverged, resumed=run.resumed,
                 data=parts.task.fingerprint, device=parts.labels.device.type,
-                net=parts.net.state_dict(), scaler=parts.scaler.state_dict(),
-                optimizer=parts.optimizer.state_dict())
+                **{name: getattr(parts, name).state_dict()
+                   for name in _STATEFUL})
+
+_STATEFUL = "net", "criterion", "optimizer", "scaler"
 
 def _resume(run: Run, parts: Parts, path: Path) -> None:
     "Put a run back to where its checkpoint was written"
@@ -607,9 +611,7 @@ def _resume(run: Run, parts: Parts, path: Path) -> None:
         if state[what] != here:
             raise CheckpointError(f"{path}: was written with other {what}; "
                                   "remove it to start the run again")
-    parts.net.load_state_dict(state["net"])
-    parts.optimizer.load_state_dict(state["optimizer"])
-    parts.scaler.load_state_dict(state["scaler"])
+    for name in _STATEFUL: getattr(parts, name).load_state_dict(state[name])
     run.history, run.diverged = state["history"], state["diverged"]
     run.resumed = state["resumed"] + (not run.finished)
 
@@ -617,7 +619,7 @@ def _resume(run: Run, parts: Parts, path: Path) -> None:
 def describe(config: Config) -> str:
     "A run in a few words"
     alpha = f" {config.alpha:g}" if config.loss == "tce" else ""
-    return (f"{Path(config.dataset).stem} {config.loss}{alpha} "
+    return (f"{Path(config.dataset).stem} {bare_loss(config.loss)}{alpha} "
             f"eta {config.eta:g} seed {config.seed}")
 
 def report(run: Run, file=None) -> None:

@@ -65,12 +65,19 @@ def test_every_verb_has_examples_that_parse(verb, capsys):
     ("sweep --preset smoke --ray auto --workers 2", "--workers: has no effect with --ray"),
     ("run --dataset cifar", "dataset: got 'cifar'.*did you mean cifar10"),
     ("run --hold-out -1", "hold_out: got -1.0, expected a share below 1"),
+    ("run --loss nothing.py:Loss", "loss: got 'nothing.py', expected a Python file that runs.*FileNotFoundError"),
+    ("run --loss broken.py:Loss", "loss: got 'broken.py', expected a Python file that runs.*SyntaxError"),
+    ("run --loss mine.py:Los", "loss: got 'Los' of mine.py, expected a class or a function"),
+    ("run --loss mine.py:number", "loss: got mine.py:number, which gives int, expected a class or a function that"),
+    ("sweep --preset smoke --loss ce mine.py", "loss: got 'mine.py', expected one of .*FILE.py:NAME"),
     ("run --dataset broken.npz", "broken.npz: not a readable .npz file"),
     ("run --dataset broken.npz --dry-run", "broken.npz: not a readable .npz file"),
 ])
 def test_a_mistake_is_one_line_and_code_2(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path/"broken.npz").write_text("PK rubbish")
+    (tmp_path/"broken.py").write_text("class Loss(:")
+    (tmp_path/"mine.py").write_text("def number(): return 1")
     assert main([*arguments.split(), "--results", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert re.search(message, said) and said.count("\n") == 1 and said.startswith("tce ")
@@ -214,6 +221,15 @@ def test_two_versions_of_a_file_share_no_cell_but_two_places_do(tmp_path, capsys
     assert sorted(frame.n) == [1, 2] and frame.file.nunique() == 2
     assert main(["results", "--results", str(tmp_path), "--reading", "last"]) == 0
     assert capsys.readouterr().out.count("mine.npz (") == 2
+
+
+def test_a_loss_of_ones_own_is_found_in_the_results(tmp_path, capsys):
+    (tmp_path/"mine.py").write_text("from torch.nn import CrossEntropyLoss as Mine")
+    for loss in ("ce", f"{tmp_path}/mine.py:Mine"): record_run(replace(CONFIG, loss=loss), tmp_path)
+    for word in ("mine.py:Mine", f"{tmp_path}/mine.py:Mine"):
+        assert main(["results", "--results", str(tmp_path), "--loss", word, "--reading", "last"]) == 0
+        said = capsys.readouterr().out
+        assert re.search(r"mine.py:Mine@[0-9a-f]{12} +\d", said) and "\nce " not in said
 
 
 def test_another_hold_out_run_is_not_ignored_silently(tmp_path, capfd):

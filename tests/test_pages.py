@@ -67,6 +67,8 @@ def test_your_data_and_your_loss(tmp_path):
     assert "Dataset('mine', 200 training and 100 test images, 3 channels, 2 classes)" in said
     assert re.search(r"mine.npz \([0-9a-f]{12}\), custom: 200 training and 100 test images, 3 epochs", said)
     assert len(list(tmp_path.glob("results/records/mine-tce1.5-*.json"))) == 1
+    assert re.search(r"mine.py:gentle@[0-9a-f]{12} +\d", said) and "loss by epoch: " in said
+    assert len(list(tmp_path.glob("results/records/digits-gentle-*.json"))) == 2
 
 
 @pytest.mark.parametrize("page", [ROOT/"README.md", ROOT/"nbs/index.md", *PAGES], ids=lambda page: page.stem)

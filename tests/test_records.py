@@ -84,6 +84,27 @@ def test_noise_from_a_file_counts_by_its_content(tmp_path, monkeypatch):
     assert len(frame) == 2 and frame.file.nunique() == 2 and len(cells(frame, "last")) == 2
 
 
+def test_a_loss_of_ones_own_counts_by_its_content(tmp_path):
+    (tmp_path/"x").mkdir()
+    mine, moved = tmp_path/"mine.py", tmp_path/"x"/"mine.py"
+    for file in (mine, moved): file.write_text("from torch.nn import CrossEntropyLoss as Mine, Module\n")
+    config = replace(TINY, loss=f"{mine}:Mine", epochs=1)
+    assert run_name(config) == run_name(replace(config, loss=f"{moved}:Mine", alpha=3.0))
+    assert run_name(config).startswith("digits-Mine-eta0.4-train-seed0-")
+    assert run_name(config) != run_name(replace(config, loss=f"{mine}:Module"))
+    plain = record_run(replace(config, loss="ce"), tmp_path)
+    same = record_run(config, tmp_path)
+    assert [row["train_loss"] for row in same.history] == [row["train_loss"] for row in plain.history]
+    record_run(replace(config, loss=f"{moved}:Mine", seed=1), tmp_path)
+    mine.write_text("from torch.nn import MultiMarginLoss as Mine\n")
+    record_run(config, tmp_path)
+    for file in (mine, moved): file.unlink()  # the records outlive the file
+    table = cells(gather(tmp_path), "last")
+    own = table[table.method != "ce"]
+    assert sorted(own.n) == [1, 2] and all(own.method.str.fullmatch(r"mine.py:Mine@[0-9a-f]{12}"))
+    assert set(table.scale) == {"custom"} and table.recipe.nunique() == 1
+
+
 def test_a_record_says_what_was_run(made):
     record = read_record(Files(run_name(replace(TINY, seed=1)), made).record)
     run = train(replace(TINY, seed=1))

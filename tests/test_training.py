@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conftest import save_npz
 
 from tce_nb import LOSSES, NOISES, training, transition_matrix
 from tce_nb.data import first_per_class, load
@@ -177,8 +178,8 @@ def test_checkpoints_hold_tensors_and_plain_values_only(tmp_path):
     path = tmp_path/"run.pt"
     train(replace(TINY, epochs=1), checkpoint=path)
     state = torch.load(io.BytesIO(path.read_bytes()[32:]), weights_only=True)
-    assert set(state) == {"config", "history", "diverged", "resumed", "data", "device",
-                          "net", "scaler", "optimizer"}
+    assert set(state) == {"identity", "history", "diverged", "resumed", "data", "device",
+                          "net", "criterion", "scaler", "optimizer"}
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flip", "foreign"])
@@ -298,8 +299,52 @@ def test_a_run_is_not_resumed_on_other_data(tmp_path):
     train(config, checkpoint=tmp_path/"run.pt")
     arrays["train_images"] = 255 - arrays["train_images"]
     np.savez(tmp_path/"x.npz", **arrays)
+    with pytest.raises(CheckpointError, match=r"belongs to another run \(dataset differ\)"):
+        train(config, checkpoint=tmp_path/"run.pt")
+
+
+@pytest.mark.filterwarnings("ignore:.*no image of")
+def test_a_run_is_not_resumed_on_other_data_of_the_same_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("TCE_DATA", str(tmp_path))
+    config = replace(TINY, dataset="mnist", train_per_class=None, test_per_class=None, epochs=1)
+    save_npz(tmp_path/"mnist.npz")
+    train(config, checkpoint=tmp_path/"run.pt")
+    save_npz(tmp_path/"mnist.npz", seed=1)
     with pytest.raises(CheckpointError, match="was written with other data"):
         train(config, checkpoint=tmp_path/"run.pt")
+
+
+OWN_LOSS = """
+import torch
+from conftest import save_npz
+import torch.nn.functional as F
+from torch import nn
+
+class Fading(nn.Module):
+    "Cross entropy, weaker from step to step"
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, input, target):
+        self.steps += 1
+        return F.cross_entropy(input, target) * POWER / self.steps.sqrt()
+"""
+
+
+def test_a_loss_of_ones_own_resumes_with_its_state_and_only_as_it_was(tmp_path):
+    (tmp_path/"mine.py").write_text(OWN_LOSS.replace("POWER", "1.0"))
+    config = replace(TINY, loss=f"{tmp_path}/mine.py:Fading", epochs=4)
+    whole, path = train(config), tmp_path/"run.pt"
+    parts, run = prepare(config), Run(config, [], 0.0)
+    for epoch in (1, 2): run.history.append(training.run_epoch(parts, config, epoch))
+    save_checkpoint(path, training._state(run, parts))
+    assert numbers(train(config, checkpoint=path).history) == numbers(whole.history)
+    save_checkpoint(path, training._state(run, parts))
+    (tmp_path/"mine.py").write_text(OWN_LOSS.replace("POWER", "2.0"))
+    with pytest.raises(CheckpointError, match=r"belongs to another run \(loss differ\)"):
+        train(config, checkpoint=path)
 
 
 def test_a_constant_channel_is_refused(tmp_path):
