@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Callable, Iterable, NamedTuple, Optional
+from typing import Callable, Iterable, NamedTuple, Optional, Protocol
 
 import numpy as np
 import pandas as pd
@@ -25,14 +25,14 @@ from .records import paper_numbers, project_folder
 from .sweep import ETAS, METHODS, SEEDS
 
 # %% auto #0
-__all__ = ['OUTCOMES', 'YES', 'NO', 'OPEN', 'MISSING', 'VERDICTS', 'SUPPORTED', 'IN_PART', 'CONTRADICTED', 'UNTESTED', 'Checks',
-           'TAMED', 'NAMES', 'SCENARIOS', 'Pairs', 'FEW', 'LITTLE', 'SAME_SPEED', 'EXCELLENT', 'SAME_TIME', 'CLAIMS',
-           'Estimate', 'printed', 'over_seeds', 'welch', 'variation', 'above', 'below', 'within', 'equals', 'every',
-           'some', 'verdict', 'Cell', 'Evidence', 'runs_behind', 'Printed', 'stages', 'drop', 'slide', 'early_slide',
-           'Recorded', 'run_values', 'run_differences', 'common_spread', 'Check', 'cells_of', 'against', 'larger',
-           'alike', 'levels', 'guessing', 'gains', 'best_alpha', 'spread', 'undominated', 'at_full_scale', 'together',
-           'Claim', 'Judgement', 'judge', 'effect', 'basis', 'positive', 'Row', 'audit', 'read_bench', 'summary',
-           'section', 'provenance']
+__all__ = ['OUTCOMES', 'YES', 'NO', 'OPEN', 'MISSING', 'VERDICTS', 'SUPPORTED', 'IN_PART', 'CONTRADICTED', 'UNTESTED', 'TAMED',
+           'NAMES', 'SCENARIOS', 'Pairs', 'FEW', 'LITTLE', 'SAME_SPEED', 'EXCELLENT', 'SAME_TIME', 'CLAIMS', 'Estimate',
+           'printed', 'over_seeds', 'welch', 'variation', 'above', 'below', 'within', 'equals', 'every', 'some',
+           'verdict', 'Cell', 'Evidence', 'runs_behind', 'Printed', 'stages', 'drop', 'slide', 'early_slide',
+           'small_scale', 'Recorded', 'run_values', 'run_differences', 'common_spread', 'Check', 'Checks', 'cells_of',
+           'against', 'larger', 'alike', 'levels', 'guessing', 'gains', 'best_alpha', 'spread', 'undominated',
+           'at_full_scale', 'together', 'Claim', 'Judgement', 'judge', 'effect', 'basis', 'positive', 'Row', 'audit',
+           'read_bench', 'summary', 'section', 'provenance']
 
 # %% ../nbs/core/12_audit.ipynb #7c789476
 @dataclass(frozen=True)
@@ -185,9 +185,11 @@ def verdict(
 ) -> str:
     "What the outcomes of its comparisons say about a claim"
     count = Counter(outcomes)
-    limit = count[YES] + count[MISSING] + count[OPEN] if general else allowed
-    if count[NO] > limit: return CONTRADICTED
-    if count[MISSING] or _luck(count[YES], count[YES] + count[OPEN]) > 0.05:
+    could = count[YES] + count[MISSING] + count[OPEN]  # still speak for it
+    if count[NO] and count[NO] >= (could if general else allowed + 1):
+        return CONTRADICTED
+    luck = _luck(count[YES], count[YES] + count[OPEN] + count[NO])
+    if count[MISSING] or luck > 0.05 or general and count[NO] >= count[YES]:
         return UNTESTED
     if count[OPEN] or general and count[NO] or not enough: return IN_PART
     return SUPPORTED
@@ -206,7 +208,10 @@ class Cell(NamedTuple):
 class Evidence:
     "What can be asked of a set of numbers"
     silent = "No numbers."  # said where there is nothing to compare
-    full = True             # made with the paper's images and epochs
+
+    def full(self, dataset: str) -> bool:
+        "Whether it was made with the paper's images and epochs"
+        return True
 
     def level(self, quantity: str, cell: Cell) -> Optional[Estimate]:
         "How large a quantity is in a cell"
@@ -287,8 +292,8 @@ def drop(curve: pd.DataFrame) -> float:
 # %% ../nbs/core/12_audit.ipynb #072b486f
 def _lost(curve: pd.DataFrame, stage: int, quarter: int) -> float:
     "Points lost between a quarter of a stage, counted from 0, and its last"
-    part = (stages(curve) + [pd.Series(dtype=float)] * 2)[stage]
-    if len(part) < 2: return math.nan
+    part = dict(enumerate(stages(curve))).get(stage)
+    if part is None or len(part) < 2: return math.nan
     size = max(1, len(part) // 4)
     start = quarter * size
     return part.iloc[start:start + size].mean() - part.iloc[-size:].mean()
@@ -302,6 +307,13 @@ def early_slide(curve: pd.DataFrame) -> float:
     return _lost(curve, stage=0, quarter=1)
 
 # %% ../nbs/core/12_audit.ipynb #f45f6b30
+def small_scale(
+    frame: pd.DataFrame,  # from `gather`
+) -> list[str]:
+    "The data sets whose runs are not at the paper's scale"
+    return [dataset for dataset in ETAS
+            if evidence_scale(frame, dataset) != "paper"]
+
 class _Runs(Evidence):
     "Runs by cell, their curves by name"
     def __init__(
@@ -309,13 +321,18 @@ class _Runs(Evidence):
         frame: pd.DataFrame,   # from `gather`
         epochs: pd.DataFrame,  # from `histories`
         bench: Optional[dict] = None,  # the report in results/bench.json
+        pooled: bool = True,  # judge by the spread of all losses
     ) -> None:
-        self.full, self.bench = evidence_scale(frame) == "paper", bench
-        runs = evidence(frame) if self.full else pd.concat(
-            [evidence(frame), evidence(frame, held_out=True)])
+        self.small, self.bench, self.pooled = small_scale(frame), bench, pooled
+        runs = pd.concat([evidence(frame), evidence(
+            frame, self.small, held_out=True)])
         runs = runs.set_index(["seed", "hold_out"], drop=False)
         self.runs = dict(list(runs.groupby(["dataset", "eta", "method"])))
         self.curves = dict(list(epochs.groupby("name")))
+
+    def full(self, dataset: str) -> bool:
+        "Whether these runs were made at the paper's scale"
+        return dataset not in self.small
 
     def longest(self, cell: Cell) -> float:
         "The epochs of a run of this cell"
@@ -324,7 +341,7 @@ class _Runs(Evidence):
 
 # %% ../nbs/core/12_audit.ipynb #4d9f68ee
 class Recorded(_Runs):
-    "Our runs at one scale"
+    "Our runs, one scale for each data set"
     silent = "No runs for this yet."
 
     def level(self, quantity: str, cell: Cell) -> Optional[Estimate]:
@@ -342,7 +359,8 @@ class Recorded(_Runs):
         beside = quantity == "accuracy" and first[:2] == second[:2]
         return over_seeds(
             run_differences(self, quantity, first, second),
-            *common_spread(self, first.dataset) if beside else ())
+            *common_spread(self, first.dataset)
+            if beside and self.pooled else ())
 
     def extra_time(self) -> Optional[Estimate]:
         "From the benchmark: the records' seconds include pauses"
@@ -382,7 +400,7 @@ def _until_bar(records: Recorded, plain: Cell) -> Callable:
     "How to read the speed of a run: against the bar set by cross entropy"
     accuracy = records.level("accuracy", plain)
     if accuracy is None: return lambda curve: math.nan
-    bar = THRESHOLDS[plain.dataset] if records.full else \
+    bar = THRESHOLDS[plain.dataset] if records.full(plain.dataset) else \
         threshold_share(plain.dataset) * accuracy.mean / 100
     return lambda curve: epochs_to(bar, curve.test_accuracy)
 
@@ -435,8 +453,13 @@ class Check(NamedTuple):
     outcome: str
     estimate: Optional[Estimate]
     unit: str = "points"
+    dataset: str = ""
 
-Checks = Callable[[Evidence], list[Check]]  # how to make them
+class Checks(Protocol):
+    "How to compare: one by one for a tendency, else all at once"
+    def __call__(self, evidence: Evidence,
+                 general: bool = False) -> list[Check]: ...
+
 TAMED = tuple(method for method in METHODS if method.startswith("tce"))
 NAMES = {**TITLES, "ce": "CE", "mse": "MSE", "mae": "MAE",
          **{method: f"α {method[4:]}" for method in TAMED}}
@@ -470,14 +493,14 @@ def larger(
     quantity: str,
     pairs: Pairs,
     unit: str = "points",
-    family: Optional[int] = None,  # judged at once; default: all
 ) -> Checks:
     "The quantity is larger in the first cell of every pair"
-    def check(evidence: Evidence, first: Cell, second: Cell) -> Check:
-        e = evidence.compare(quantity, first, second)
-        return Check(_pair_name(first, second),
-                     above(e, family=family or len(pairs)), e, unit)
-    return lambda evidence: [check(evidence, *pair) for pair in pairs]
+    def checks(evidence, general=False):
+        family = 1 if general else len(pairs)
+        found = [evidence.compare(quantity, *pair) for pair in pairs]
+        return [Check(_pair_name(*pair), above(e, family=family), e, unit,
+                      pair[0].dataset) for pair, e in zip(pairs, found)]
+    return checks
 
 def _pair_name(first: Cell, second: Cell) -> str:
     "What is compared, in few words"
@@ -492,16 +515,18 @@ def alike(
     margin: float,         # in its unit
     share: bool = False,   # the margin is a share of the second's level
     unit: str = "points",
-    family: Optional[int] = None,  # judged at once; default: all
 ) -> Checks:
     "The quantity differs by less than the margin in every pair"
-    def check(evidence: Evidence, first: Cell, second: Cell) -> Check:
+    def check(evidence, family, first, second):
         level = evidence.level(quantity, second) if share else None
         limit = margin * level.mean if level else margin
-        e = evidence.compare(quantity, first, second)
-        return Check(_pair_name(first, second),
-                     within(e, limit, family or len(pairs)), e, unit)
-    return lambda evidence: [check(evidence, *pair) for pair in pairs]
+        known = level or not share
+        e = evidence.compare(quantity, first, second) if known else None
+        return Check(_pair_name(first, second), within(e, limit, family), e,
+                     unit, first.dataset)
+    return lambda evidence, general=False: [
+        check(evidence, 1 if general else len(pairs), *pair)
+        for pair in pairs]
 
 # %% ../nbs/core/12_audit.ipynb #3b4747a9
 def levels(
@@ -509,15 +534,14 @@ def levels(
     limits: dict[Cell, float],
     rule: Callable[..., str] = above,  # or `below`
     unit: str = "points",
-    family: Optional[int] = None,  # judged at once; default: all
 ) -> Checks:
     "The quantity is above, or below, the limit of every cell"
-    def check(evidence: Evidence, cell: Cell, limit: float) -> Check:
-        e = evidence.level(quantity, cell)
-        return Check(_name(cell),
-                     rule(e, limit, family or len(limits)), e, unit)
-    return lambda evidence: [check(evidence, *item)
-                             for item in limits.items()]
+    def checks(evidence, general=False):
+        family = 1 if general else len(limits)
+        found = {cell: evidence.level(quantity, cell) for cell in limits}
+        return [Check(_name(cell), rule(e, limits[cell], family), e, unit,
+                      cell.dataset) for cell, e in found.items()]
+    return checks
 
 def guessing(
     cells: list[Cell],
@@ -532,50 +556,56 @@ def gains(
     stated: dict[Cell, float],  # in points over cross entropy
 ) -> Checks:
     "The gains over cross entropy are the stated ones"
-    def check(evidence: Evidence, cell: Cell, number: float) -> Check:
-        e = evidence.level("gain", cell)
-        return Check(f"{_name(cell)}, stated {number:.2f}",
-                     equals(e, number, len(stated)), e)
-    return lambda evidence: [check(evidence, *item)
-                             for item in stated.items()]
+    def checks(evidence, general=False):
+        family = 1 if general else len(stated)
+        found = {cell: evidence.level("gain", cell) for cell in stated}
+        return [Check(f"{_name(cell)}, stated {stated[cell]:.2f}",
+                      equals(e, stated[cell], family), e,
+                      dataset=cell.dataset) for cell, e in found.items()]
+    return checks
 
 # %% ../nbs/core/12_audit.ipynb #b82e118e
 def best_alpha(
     *others: str,  # methods to be beaten
 ) -> Checks:
     "In every cell, some alpha beats all of these"
-    def check(evidence: Evidence, cell: Cell) -> Check:
+    def check(evidence, family, cell):
         found = {a: [evidence.compare("accuracy", cell._replace(method=a),
                                       cell._replace(method=other))
                      for other in others] for a in TAMED}
         outcome = some(every(above(
-            e, family=len(SCENARIOS), choices=len(TAMED)) for e in es)
+            e, family=family, choices=len(TAMED)) for e in es)
             for es in found.values())
         lead = {a: min((e for e in es if e), key=lambda e: e.mean)
                 for a, es in found.items() if all(es)}
         best = max(lead, key=lambda a: lead[a].mean, default=None)
         return Check(_name(cell._replace(method=best or "tce:1.5"),
-                           best is not None), outcome, lead.get(best or ""))
-    return lambda evidence: [check(evidence, cell) for cell in SCENARIOS]
+                           best is not None), outcome, lead.get(best or ""),
+                     dataset=cell.dataset)
+    return lambda evidence, general=False: [
+        check(evidence, 1 if general else len(SCENARIOS), cell)
+        for cell in SCENARIOS]
 
 # %% ../nbs/core/12_audit.ipynb #5425250b
 def spread(
     margin: float,  # points
     cells: list[Cell],
-    family: Optional[int] = None,  # judged at once; default: all
 ) -> Checks:
     "In every cell, no two alphas differ by more than the margin"
     pairs = list(combinations(TAMED, 2))
-    def check(evidence: Evidence, cell: Cell) -> Check:
+    def check(evidence, family, cell):
         found = [evidence.compare("accuracy", *(
             cell._replace(method=a) for a in pair)) for pair in pairs]
-        outcome = every(within(e, margin, (family or len(cells)) * len(pairs))
+        outcome = every(within(e, margin, family * len(pairs))
                         for e in found)
         largest = max((e for e in found if e), default=None,
                       key=lambda e: abs(e.mean))
         if largest and largest.mean < 0: largest = -largest
-        return Check(_name(cell, False), outcome, largest)
-    return lambda evidence: [check(evidence, cell) for cell in cells]
+        return Check(_name(cell, False), outcome, largest,
+                     dataset=cell.dataset)
+    return lambda evidence, general=False: [
+        check(evidence, 1 if general else len(cells), cell)
+        for cell in cells]
 
 # %% ../nbs/core/12_audit.ipynb #73216700
 def undominated(
@@ -584,15 +614,17 @@ def undominated(
     "No other loss but MAE is both more accurate and faster"
     others = [cell._replace(method=m) for m in METHODS
               if m not in (cell.method, "mae")]
-    def check(evidence: Evidence, other: Cell) -> Check:
+    def check(evidence, family, other):
         found = {"points": evidence.compare("accuracy", cell, other),
                  "epochs fewer": evidence.compare("speed", other, cell)}
-        outcomes = {unit: above(e, family=len(others), choices=2)
+        outcomes = {unit: above(e, family=family, choices=2)
                     for unit, e in found.items()}
         unit = next((u for u in found if outcomes[u] == YES), "points")
         return Check(_pair_name(cell, other), some(outcomes.values()),
-                     found[unit], unit)
-    return lambda evidence: [check(evidence, other) for other in others]
+                     found[unit], unit, cell.dataset)
+    return lambda evidence, general=False: [
+        check(evidence, 1 if general else len(others), other)
+        for other in others]
 
 # %% ../nbs/core/12_audit.ipynb #acbfa63a
 def at_full_scale(
@@ -600,27 +632,28 @@ def at_full_scale(
     *outcomes: str,  # that smaller runs cannot establish
 ) -> Checks:
     "The same checks, where smaller runs leave these outcomes undecided"
-    def soften(evidence: Evidence, check: Check) -> Check:
-        soft = check.outcome in outcomes and not evidence.full
+    def soften(evidence, check):
+        soft = check.outcome in outcomes and not evidence.full(check.dataset)
         return check._replace(outcome=OPEN) if soft else check
-    return lambda evidence: [soften(evidence, check)
-                             for check in checks(evidence)]
+    return lambda evidence, general=False: [
+        soften(evidence, check) for check in checks(evidence, general)]
 
 def together(*parts: Checks) -> Checks:
     "The checks of several makers"
-    return lambda evidence: [c for part in parts for c in part(evidence)]
+    return lambda evidence, general=False: [
+        check for part in parts for check in part(evidence, general)]
 
 # %% ../nbs/core/12_audit.ipynb #a417c7c2
 @dataclass(frozen=True)
 class Claim:
     "A testable claim of the paper"
     name: str      # for links
-    title: str     # in few words
-    text: str      # in ours
-    where: str     # in the paper
-    how: str       # it is judged
+    title: str     # the claim in few words
+    text: str      # the claim in our words
+    where: str     # its place in the paper
+    how: str       # what it is judged by
     checks: Checks
-    allowed: int = 0       # exceptions that it admits
+    allowed: int = 0       # exceptions that the claim admits
     general: bool = False  # a tendency, not a statement about every cell
     enough: bool = True    # what is compared is all that it says
 
@@ -637,7 +670,7 @@ def judge(
     evidence: Evidence,
 ) -> Judgement:
     "Put a claim to a set of numbers"
-    checks = claim.checks(evidence)
+    checks = claim.checks(evidence, claim.general)
     return Judgement(
         verdict([c.outcome for c in checks], claim.allowed, claim.general,
                 claim.enough),
@@ -698,9 +731,10 @@ def basis(
     "How many comparisons there are, and over how many runs each"
     known = [check.estimate for check in checks if check.estimate]
     runs = sorted({e.n for e in known if e.n})
-    spans = ", 1 run each" if runs == [1] else \
-        f", {runs[0]} runs each" if len(runs) == 1 else \
-        f", {runs[0]} to {runs[-1]} runs each" if runs else \
+    what = "round" if checks and checks[0].unit == "% time" else "run"
+    spans = f", 1 {what} each" if runs == [1] else \
+        f", {runs[0]} {what}s each" if len(runs) == 1 else \
+        f", {runs[0]} to {runs[-1]} {what}s each" if runs else \
         ", without a spread" if known else ""
     return (f"{len(known)} of {len(checks)} "
             f"comparison{'s' * (len(checks) != 1)}{spans}")
@@ -719,18 +753,18 @@ def positive(
     "The quantity is above zero in every cell"
     return levels(quantity, dict.fromkeys(cells, 0.0))
 
-def _time(evidence: Evidence) -> list[Check]:
+def _time(evidence: Evidence, general: bool = False) -> list[Check]:
     "An epoch with TCE takes no longer than one with CE"
     e = evidence.extra_time()
     return [Check("an epoch with TCE against one with CE",
                   within(e, SAME_TIME), e, "% time")]
 
 # %% ../nbs/core/12_audit.ipynb #ecea9bd5
-def _mae(evidence: Evidence) -> list[Check]:
+def _mae(evidence: Evidence, general: bool = False) -> list[Check]:
     "MAE stays at guessing, wherever the paper prints a number for it"
     paper = Printed()
     return guessing([cell for cell in cells_of("mae")
-                     if paper.level("accuracy", cell)])(evidence)
+                     if paper.level("accuracy", cell)])(evidence, general)
 
 # %% ../nbs/core/12_audit.ipynb #7f8dbcfb
 _ACCURACY = (
@@ -769,14 +803,14 @@ _NOISE = (
           "Each exponent is above CE and above MSE in each column; judged as "
           "a tendency.",
           larger("accuracy", [pair for other in ("ce", "mse") for pair in
-                              against(cells_of(*TAMED), other)], family=1),
+                              against(cells_of(*TAMED), other)]),
           general=True),
     Claim("noise", "Helps most with noise",
           "TCE's advantage is larger with noisy labels than without.",
           "Table 2",
           "The gain of each exponent over CE is larger than on clean labels; "
           "judged as a tendency.",
-          larger("gain", [(c, c._replace(eta=0.0)) for c in _noisy], family=1),
+          larger("gain", [(c, c._replace(eta=0.0)) for c in _noisy]),
           general=True),
     Claim("moderate", "α up to 1.5 wins on CIFAR-100",
           "Moderate exponents converge as well as CE and end above it.",
@@ -805,14 +839,14 @@ _ALPHA = (
           "All four exponents do well; the choice has no dramatic effect.",
           "§3.3, §4", "In each column but MNIST's, no two exponents are more "
           f"than {LITTLE:g} points apart; judged as a tendency.",
-          spread(LITTLE, cells_of("ce", datasets=_HARD), family=1),
+          spread(LITTLE, cells_of("ce", datasets=_HARD)),
           general=True),
     Claim("range", "α works below 2",
           "The useful range of the exponent is 0 < α < 2.", "§4",
           "An end can only be seen from beyond it, and no table or run has "
           "an exponent above 2. That α = 2 often wins shows that the range "
           "does not end before it.",
-          lambda evidence: [Check("an exponent above 2", MISSING, None)]),
+          lambda *_: [Check("an exponent above 2", MISSING, None)]),
     Claim("trade-off", "α = 1.5 is the best trade-off",
           "Of all losses, α = 1.5 best combines accuracy and speed.", "§3.5",
           "A part of it: on CIFAR-100 at η = 0.4 no other loss is both more "
@@ -841,14 +875,14 @@ _MSE = (
           "MSE is above CE up to η = 0.4 and below it beyond; judged as a "
           "tendency.",
           larger("accuracy", [pair if pair[0].eta <= 0.4 else pair[::-1]
-                 for pair in against(cells_of("mse"), "ce")], family=1),
+                 for pair in against(cells_of("mse"), "ce")]),
           general=True),
     Claim("mse-like", "MSE and CE perform alike",
           "On the whole, MSE and CE are equally accurate.", "§3.3",
           f"They are within {LITTLE:g} points, MNIST aside; judged as a "
           "tendency.",
           alike("accuracy", against(cells_of("mse", datasets=_HARD), "ce"),
-                LITTLE, family=1),
+                LITTLE),
           general=True))
 
 # %% ../nbs/core/12_audit.ipynb #985f95fa
@@ -861,7 +895,7 @@ _EARLY = (
           "number is a gain), for the losses and noise levels of Fig. 2; "
           "judged as a tendency, which smaller runs can only refute.",
           at_full_scale(levels("early", dict.fromkeys(_curves, LITTLE),
-                               below, family=1), YES), general=True),)
+                               below), YES), general=True),)
 
 # %% ../nbs/core/12_audit.ipynb #d547ec02
 _clean = [cell for cell in _curves if cell.eta == 0]
@@ -887,14 +921,14 @@ _SLIDES = (
           "η = 0; judged as a tendency, which smaller runs cannot refute.",
           at_full_scale(larger("slide", [
               (cell, cell._replace(eta=0.0)) for cell in _curves
-              if cell.eta > 0], family=1), NO), general=True, enough=False),
+              if cell.eta > 0]), NO), general=True, enough=False),
     Claim("slide-loss", "TCE and MSE worsen less",
           "After the drop TCE and MSE lose less than CE does.", "Fig. 2",
           "The loss between these quarters is larger for CE; judged as a "
           "tendency, which smaller runs cannot refute.",
           at_full_scale(larger("slide", [
               (cell._replace(method="ce"), cell) for cell in _curves
-              if cell.method != "ce"], family=1), NO), general=True))
+              if cell.method != "ce"]), NO), general=True))
 
 # %% ../nbs/core/12_audit.ipynb #b13209dc
 _VARIES = (
@@ -905,7 +939,7 @@ _VARIES = (
           "Fig. 3; judged as a tendency.",
           levels("variation", {
               Cell("cifar10", 0.4, method): 100 * SAME_SPEED
-              for method in METHODS if method != "mae"}, unit="%", family=1),
+              for method in METHODS if method != "mae"}, unit="%"),
           general=True),)
 
 # %% ../nbs/core/12_audit.ipynb #7feb724d
@@ -960,9 +994,11 @@ def audit(
     frame: pd.DataFrame,   # from `gather`
     epochs: pd.DataFrame,  # from `histories`
     bench: Optional[dict] = None,  # default: results/bench.json
+    pooled: bool = True,  # judge by the spread of all losses of a data set
 ) -> dict[str, Row]:
     "All claims by name, judged on the paper's numbers and on our records"
-    theirs, ours = Printed(), Recorded(frame, epochs, bench or read_bench())
+    theirs = Printed()
+    ours = Recorded(frame, epochs, bench or read_bench(), pooled)
     return {claim.name: Row(claim, judge(claim, theirs), judge(claim, ours))
             for claim in CLAIMS}
 
@@ -1001,8 +1037,9 @@ def section(
 # %% ../nbs/core/12_audit.ipynb #1dbdf2f6
 def _and_held_out(frame: pd.DataFrame) -> str:
     "What hold-out runs add to the evidence of small runs"
-    if evidence_scale(frame) == "paper": return ""
-    return (f"\nIn differences, {len(evidence(frame, held_out=True))} runs "
+    held = evidence(frame, small_scale(frame), held_out=True)
+    if held.empty: return ""
+    return (f"\nIn differences, {len(held)} runs "
             "that held images out, and chose an epoch, count as well: both "
             "sides of a difference then have the same images.")
 
@@ -1011,23 +1048,26 @@ def provenance(
     frame: pd.DataFrame,  # from `gather`
 ) -> str:
     "What our side of the audit is based on, as Markdown"
-    scale, runs = evidence_scale(frame), evidence(frame)
+    runs = evidence(frame)
     held = in_tables(frame[(frame.hold_out > 0)
                            & frame.scale.isin(["paper", "cpu"])])
     if runs.empty: return (
         f"*No finished runs of the paper's grid yet, only {len(held)} of the "
         "runs that choose an epoch. So nothing here is tested on our side "
         "but the time.*")
-    names = ["dataset", "trained_on", "tested_on", "epochs", "made_on"]
-    note = "the paper's own scale" if scale == "paper" else (
-        "**not the paper's scale**: fewer images and far fewer epochs")
-    lines = [f"- {NAMES.get(dataset, dataset)}: runs: {len(part)}, cells: "
+    names = ["dataset", "scale", "trained_on", "tested_on", "epochs",
+             "made_on"]
+    lines = [f"- {NAMES.get(dataset, dataset)}: preset `{scale}`"
+             f"{_SCALE_NOTES[scale]}; runs: {len(part)}, cells: "
              f"{part.groupby(['method', 'eta']).ngroups}; "
              f"{trained:,} training and {tested:,} test images, {epochs} "
              f"epochs, on a {device.upper()}"
-             for (dataset, trained, tested, epochs, device), part
+             for (dataset, scale, trained, tested, epochs, device), part
              in runs.groupby(names)]
-    total = len(cells_of(*METHODS)) * SEEDS[scale]
-    return "\n".join([f"Our runs are of the preset `{scale}`, {note}. "
-                      f"{len(runs)} of {total} runs on all training images:",
+    total = sum(len(cells_of(*METHODS, datasets=[dataset])) * SEEDS[
+        evidence_scale(frame, dataset)] for dataset in ETAS)
+    return "\n".join([f"{len(runs)} of {total} runs on all training images:",
                       "", *lines, _and_held_out(frame)])
+
+_SCALE_NOTES = {"paper": ", the paper's own scale", "cpu": (
+    ", **not the paper's scale**: fewer images and far fewer epochs")}

@@ -581,11 +581,10 @@ def result_tables(
     across = [name for name in CELL if name not in ("method", "eta")]
     for key, group in frame.groupby(across):
         about = dict(zip(across, key), changes=group.changes.iloc[0])
-        title = ("{dataset}{version}, {scale}: {trained_on:,} training and "
+        title = ("{dataset} ({version}), {scale}: {trained_on:,} training and "
                  "{tested_on:,} test images, {epochs} epochs, {noise}, on "
                  "{made_on}, recipe {recipe}{more}").format(
-                     **about, version=about["file"] and f" ({about['file']})",
-                     more=about["changes"] and f" ({about['changes']})")
+                     **about, more=about["changes"] and f" ({about['changes']})")
         texts = [_result(row) for _, row in group.iterrows()]
         table = group.assign(text=texts).pivot(
             index="method", columns="eta", values="text").fillna("")

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from .losses import tame, tamed_weight
 from .records import (
-    cells, gather, loss_name, paired_difference, paper_numbers)
-from .sweep import ETAS, METHODS, plan, unknown
+    cells, gather, paired_difference, paper_numbers)
+from .sweep import ETAS, METHODS, Block, unknown
 from .training import Config, drops, preset
 
 # %% auto #0
@@ -215,12 +215,18 @@ def in_tables(
 # %% ../nbs/core/07_figures.ipynb #b1447c94
 def evidence_scale(
     frame: pd.DataFrame,  # from `gather`
-    datasets: Iterable[str] = DATASETS,  # of a table or figure
+    dataset: str,
 ) -> str:
-    "The preset whose records are shown for these data sets"
-    ours = in_tables(frame[frame.hold_out == 0], datasets)
+    "The preset whose records are shown for a data set"
+    ours = in_tables(frame[frame.hold_out == 0], [dataset])
     return next((scale for scale in EVIDENCE
                  if (ours.scale == scale).any()), EVIDENCE[-1])
+
+def _at_scale(frame: pd.DataFrame, datasets: Iterable[str]) -> pd.DataFrame:
+    "The runs of these data sets, each at the scale that is shown"
+    scales = {name: evidence_scale(frame, name) for name in datasets}
+    frame = in_tables(frame, scales)
+    return frame[frame.scale == frame.dataset.map(scales)]
 
 def evidence(
     frame: pd.DataFrame,  # from `gather`
@@ -228,10 +234,13 @@ def evidence(
     held_out: bool = False,  # the hold-out runs instead
 ) -> pd.DataFrame:
     "The runs on all training data that are shown for these data sets"
-    scale, frame = evidence_scale(frame, datasets), in_tables(frame, datasets)
+    frame = _at_scale(frame, datasets)
+    version = frame.version.fillna("")
+    usual = version.groupby(frame.dataset).agg(lambda v: v.mode().iloc[0])
+    frame = frame[version == frame.dataset.map(usual)]
     wanted = (frame.hold_out > 0) & frame.hold_out_noisy.astype(bool) \
         if held_out else frame.hold_out == 0  # the paper's labels are noisy
-    return frame[(frame.scale == scale) & wanted]
+    return frame[wanted]
 
 # %% ../nbs/core/07_figures.ipynb #7f8c404f
 TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN",
@@ -247,6 +256,9 @@ def scale_note(
         runs = ours[ours.dataset == dataset]
         if runs.empty: notes.append(f"{TITLES[dataset]}: no records yet.")
         else: notes.append(_scale_sentence(runs, TITLES[dataset]))
+        there = _at_scale(frame[frame.hold_out == 0], [dataset])
+        if len(there) > len(runs): notes.append(
+            f"Left out, on other images: {len(there) - len(runs)} runs.")
     full = preset("paper")
     return " ".join(notes) + (
         f" The paper's own scale is {full.epochs} epochs on all training "
@@ -348,8 +360,8 @@ def _bold(value: float, best: bool, digits: int = 1) -> str:
 
 # %% ../nbs/core/07_figures.ipynb #eb50f10a
 def missing_commands(
+    frame: pd.DataFrame,  # from `gather`
     table: pd.DataFrame,  # from `compare`
-    scale: str,           # the preset to run
 ) -> list[str]:
     "The commands that fill the cells of a table that have no records"
     commands = []
@@ -359,8 +371,9 @@ def missing_commands(
         if empty.empty: continue
         loss = "" if len(empty) == len(group) else \
             f" --loss {' '.join(empty)}"
-        commands.append(f"tce sweep --preset {scale} --dataset {dataset} "
-                        f"--eta {eta:g}{loss}")
+        commands.append(
+            f"tce sweep --preset {evidence_scale(frame, dataset)} "
+            f"--dataset {dataset} --eta {eta:g}{loss}")
     return commands
 
 # %% ../nbs/core/07_figures.ipynb #62be95e9
@@ -373,7 +386,7 @@ def show_table(
     "A table with its scale above and, folded, what fills its gaps"
     table = compare(frame, which)
     datasets = list(dict.fromkeys(table.dataset))
-    commands = missing_commands(table, evidence_scale(frame, datasets))
+    commands = missing_commands(frame, table)
     folded = ["", ":::{dropdown} Commands that fill the empty cells",
               "```bash", *commands, "```", ":::"] if commands else []
     return "\n".join([scale_note(frame, datasets), "", table_markdown(
@@ -432,7 +445,7 @@ def plot_learning(
     "Fig. 2: test error by epoch at five noise ratios, with a detail"
     rows = curves(frame, history, dataset)
     figure, panels = plt.subplots(3, 2, figsize=(8, 9))
-    config = preset(evidence_scale(frame, [dataset]), dataset=dataset)
+    config = preset(evidence_scale(frame, dataset), dataset=dataset)
     for letter, axes, eta in zip("abcdef", panels.flat,
                                  (0.0, 0.0, 0.2, 0.4, 0.6, 0.8)):
         _plot_curves(axes, rows[rows.eta == eta], FIG2)
@@ -496,7 +509,7 @@ def plot_ten_classes(
         figsize=(8, 0.8 + 2.4 * len(datasets)))
     for line, dataset in zip(panels, datasets):
         rows = curves(frame, history, dataset)
-        config = preset(evidence_scale(frame, [dataset]), dataset=dataset)
+        config = preset(evidence_scale(frame, dataset), dataset=dataset)
         for axes, eta in zip(line, sorted(ETAS[dataset])):
             _plot_curves(axes, rows[rows.eta == eta], METHODS)
             axes.set(title=f"{TITLES[dataset]}, η = {eta:g}",
@@ -528,10 +541,9 @@ def overfitting(
 def epochs_to(
     threshold: float,             # an accuracy, as a share
     accuracies: Iterable[float],  # by epoch
-    chance: float = 0.0,          # accuracy of a guess
 ) -> float:  # infinite if it is never reached
     "The fractional epoch in which the accuracy first passes a threshold"
-    before = chance
+    before = 0.0
     for epoch, accuracy in enumerate(accuracies):
         if accuracy > threshold:
             return epoch + max(0.0, threshold - before) / (accuracy - before)
@@ -555,7 +567,7 @@ def speed_threshold(
     eta: float = 0.4,
 ) -> float:  # nan while cross entropy has no records
     "The accuracy to which epochs are counted"
-    if evidence_scale(frame, [dataset]) == "paper": return THRESHOLDS[dataset]
+    if evidence_scale(frame, dataset) == "paper": return THRESHOLDS[dataset]
     ours = evidence(frame, [dataset])
     plain = ours[(ours.method == "ce") & (ours.eta == eta)]
     return threshold_share(dataset) * plain.selected.mean()
@@ -657,8 +669,8 @@ def conspicuous(
     points: float = 5,      # percentage points that are many
 ) -> dict[str, list[str]]:  # what was seen: the cells, named
     "The cells whose runs stand out, by what is strange about them"
-    runs = pd.concat([evidence(frame, [dataset], held_out) for dataset
-                      in DATASETS for held_out in (False, True)])
+    runs = pd.concat([evidence(frame, held_out=held_out)
+                      for held_out in (False, True)])
     full, held = runs[runs.hold_out == 0], runs[runs.hold_out > 0]
     cell, many = ["dataset", "eta", "method"], points / 100
     seeds = full.groupby(cell).selected
@@ -699,31 +711,30 @@ def _name_cells(runs: pd.DataFrame) -> list[str]:
 # %% ../nbs/core/07_figures.ipynb #ce786906
 def beyond_table(
     frame: pd.DataFrame,  # from `gather`
+    block: Block,         # of `grid("beyond")`
 ) -> str:
-    "The cells of the preset `beyond`, from records, as Markdown"
-    jobs = [job.config for job in plan("beyond")]
-    methods = {loss_name(c.loss, c.alpha): None for c in jobs}
-    noises = {c.noise: None for c in jobs}
+    "Losses by kind of noise, with their scale, as Markdown"
+    noises = dict.fromkeys(["uniform_including_true", *block.noises])
     runs = frame[(frame.scale == "cpu") & (frame.hold_out == 0)
-                 & (frame.dataset == "cifar10") & (frame.eta == 0.4)]
-    found = 100 * runs.groupby(["method", "noise"]).selected.agg(
-        ["mean", "std"])
-    found["n"] = runs.groupby(["method", "noise"]).selected.count()
-    planned = {(loss_name(c.loss, c.alpha), c.noise) for c in jobs}
+                 & (frame.dataset == "cifar10") & (frame.eta == 0.4)
+                 & frame.method.isin(block.methods)
+                 & frame.noise.isin([*noises])]
+    found = runs.assign(percent=100 * runs.selected).groupby(
+        ["method", "noise"]).percent.agg(mean="mean", std="std", n="count")
     heads = [noise.replace("_", "_<wbr>") for noise in noises]
     lines = ["| loss | " + " | ".join(heads) + " |",
              "|---|" + "---|" * len(noises)]
     lines += [f"| {method} | " + " | ".join(
-        _measured(found, (method, noise), planned) for noise in noises)
-        + " |" for method in methods]
-    return "\n".join(lines)
+        _measured(found, (method, noise)) for noise in noises) + " |"
+        for method in block.methods]
+    note = _scale_sentence(runs, "CIFAR-10, 40% noise") if len(runs) else \
+        "No records yet."
+    return "\n".join([note, "", *lines])
 
-# %% ../nbs/core/07_figures.ipynb #a4476631
-def _measured(found: pd.DataFrame, cell: tuple, planned: set) -> str:
+def _measured(found: pd.DataFrame, cell: tuple) -> str:
     "Mean, spread and seeds of a cell; a dash where there is nothing yet"
-    if cell not in found.index: return "–" if cell in planned else ""
-    row = found.loc[cell]
-    return _seeds(row) if row.n else "–"
+    known = cell in found.index and found.loc[cell].n
+    return _seeds(found.loc[cell]) if known else "–"
 
 # %% ../nbs/core/07_figures.ipynb #3f09dfdc
 def digits_comparison(
@@ -782,9 +793,9 @@ def headline(
     lines = [f"- **The paper**: {gains_in_words(tables, 'paper_gain')}.",
              f"- **Our runs** ({filled} of {len(tables)} cells measured): "
              f"{gains_in_words(tables, 'gain')}."]
-    shown = [scale_note(frame, [dataset]).split(" The paper's")[0]
-             for dataset in dict.fromkeys(tables.dataset)
-             if len(evidence(frame, [dataset]))]
+    shown = [_scale_sentence(runs, TITLES[dataset]) for dataset, runs in (
+        (dataset, evidence(frame, [dataset])) for dataset in
+        dict.fromkeys(tables.dataset)) if len(runs)]
     return "\n".join([*lines, *(f"- {note}" for note in shown)])
 
 # %% ../nbs/core/07_figures.ipynb #10b48ef2

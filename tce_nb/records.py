@@ -22,17 +22,18 @@ import tce_nb
 from .data import Images
 from .losses import bare_loss, loss_file, tamed_weight
 from .noise import bare_noise, noise_file
-from .training import (
-    PRESETS, Config, DamagedCheckpoint, Run, Task, drops, identity, own_logits,
-    pick_device, predict, preset, report, train, write_whole)
+from tce_nb.training import (
+    PRESETS, Config, DamagedCheckpoint, Run, Task, drops, identity,
+    make_task, own_logits, pick_device, predict, preset, report, train,
+    write_whole)
 
 # %% auto #0
 __all__ = ['GROUPS', 'SCHEMA', 'READINGS', 'COLUMNS', 'CELL', 'loss_name', 'run_name', 'cell_of', 'recipe_of', 'scale_of',
            'changes_of', 'project_folder', 'results_folder', 'Files', 'selected_in', 'readings', 'confidence_groups',
-           'plausibility', 'examine', 'library_commit', 'device_name', 'surroundings', 'make_record', 'write_record',
-           'record_config', 'RecordError', 'read_record', 'record_history', 'AlreadyRecorded', 'Busy', 'recorded',
-           'lock_of', 'is_running', 'record_run', 'find_selected', 'selected_by', 'read_all', 'gather', 'histories',
-           'cells', 'paired_difference', 'paper_numbers']
+           'plausibility', 'examine', 'library_commit', 'device_name', 'surroundings', 'make_record', 'version_of',
+           'write_record', 'record_config', 'RecordError', 'read_record', 'record_history', 'AlreadyRecorded', 'Busy',
+           'recorded', 'lock_of', 'is_running', 'record_run', 'find_selected', 'selected_by', 'read_all', 'gather',
+           'histories', 'cells', 'paired_difference', 'paper_numbers']
 
 # %% ../nbs/core/05_records.ipynb #07dce7fc
 def _digest(values: dict) -> str:
@@ -299,14 +300,20 @@ def make_record(
         history=_columns(history))
 
 # %% ../nbs/core/05_records.ipynb #c5fbe45c
+def version_of(
+    config: Config,
+    task: Task,  # of this configuration
+) -> str:
+    "A short hash of the images, their true labels, and a file of noise"
+    noise = identity(config).get("noise", "")
+    return _digest(dict(content=task.content,
+                        noise=noise if noise_file(noise) else ""))
+
 def _data_of(config: Config, task: Task) -> dict[str, Any]:
     "What a run was trained and tested on"
-    who = identity(config)
-    files = [who[name] for name in ("dataset", "noise")
-             if "sha256:" in who.get(name, "")]
-    own = {"loss_file": who["loss"].split(":")[1][:12]} \
+    own = {"loss_file": identity(config)["loss"].split(":")[1][:12]} \
         if loss_file(config.loss) else {}
-    return dict({"file": _digest(dict(files=files))} if files else {}, **own,
+    return dict(version=version_of(config, task), **own,
                 fingerprint=task.fingerprint, classes=task.data.num_classes,
                 trained_on=len(task.kept), held_out=len(task.held),
                 tested_on=len(task.data.test_labels))
@@ -340,7 +347,7 @@ def _row(record: dict) -> dict[str, Any]:
         name=record["name"], cell=record["cell"], scale=scale_of(config),
         recipe=recipe_of(config), changes=changes_of(config),
         method=loss_name(config.loss, config.alpha), **asdict(config),
-        **{"file": "", **record["data"]}, made_on=made["device"])
+        **{"version": "", **record["data"]}, made_on=made["device"])
     row["dataset"] = Path(config.dataset).name  # wherever the file was
     row["noise"] = bare_noise(config.noise)
     version = record["data"].get("loss_file")  # of a loss of one's own
@@ -464,6 +471,7 @@ def record_run(
     with lock:
         if recorded(name, folder) and not rerun:
             raise AlreadyRecorded(f"{files.record}: exists")
+        _check_images(config, folder)
         run = _train_or_restart(config, files, progress)
         if files.record.exists() and not recorded(name, folder):
             os.replace(files.record, files.checkpoint.with_suffix(".record"))
@@ -471,6 +479,21 @@ def record_run(
         write_record(make_record(run, selected), folder)
         _clear(files)
     return run
+
+# %% ../nbs/core/05_records.ipynb #eaf2398b
+def _check_images(config: Config, folder) -> None:
+    "Refuse other images than those of the cell's other records"
+    others = {record["data"].get("version"): record["name"] for record
+              in _records_of_cell(config, folder)
+              if record["name"] != run_name(config)}
+    others.pop(None, None)  # made before versions were kept
+    if not others: return
+    version = version_of(config, make_task(config))
+    if version not in others: raise ValueError(
+        f"dataset: the images or labels of {config.dataset} (version "
+        f"{version}) are not those of {[*others.values()][0]} (version "
+        f"{[*others][0]}), a record of the same cell; expected another "
+        "folder of results, or the same images")
 
 # %% ../nbs/core/05_records.ipynb #8eb379dd
 def _train_or_restart(config, files: Files, progress: bool) -> Run:
@@ -503,20 +526,28 @@ def find_selected(
     folder: Union[str, Path, None] = None,  # of results
 ) -> Optional[int]:
     "The epoch that the recorded hold-out run of this cell selected, if any"
-    start = run_name(replace(config, hold_out=0.5)).split("-seed")[0]
-    records = results_folder(folder)/"records"
-    held = []
-    for path in records.glob(f"{start}-seed*.json"):
-        with contextlib.suppress(RecordError):  # `gather` reports it
-            held.append(read_record(path))
-    return _selections(held).get(cell_of(config))
+    found = _selections(_records_of_cell(config, folder))
+    return next(iter(found.values()), None)
 
-def _selections(records: Iterable[dict]) -> dict[str, Optional[int]]:
+def _records_of_cell(config: Config, folder) -> list[dict]:
+    "The valid records of the cell of a run"
+    start = re.split("-(?:select|train)-seed", run_name(config))[0]
+    found = []
+    for path in (results_folder(folder)/"records").glob(f"{start}-*.json"):
+        with contextlib.suppress(RecordError):  # `gather` reports it
+            found.append(read_record(path))
+    return [record for record in found if record["cell"] == cell_of(config)]
+
+def _selections(records: Iterable[dict]) -> dict[tuple, Optional[int]]:
     "The epoch selected in each cell; on noisy labels, if there is a choice"
     held = sorted((r for r in records if record_config(r).hold_out), key=(
         lambda r: (not record_config(r).hold_out_noisy, r["name"])))
-    return {record["cell"]: selected_in(record_history(record))
+    return {_cell_and_version(record): selected_in(record_history(record))
             for record in held[::-1]}  # so that the first counts
+
+def _cell_and_version(record: dict) -> tuple[str, str]:
+    "What runs have in common that may be averaged"
+    return record["cell"], record["data"].get("version", "")
 
 # %% ../nbs/core/05_records.ipynb #52c518c0
 def selected_by(
@@ -549,14 +580,14 @@ def gather(
     chosen = _selections(records)
     for record in records:
         if record["readings"]["selected"] is None:
-            epoch = chosen.get(record["cell"])
+            epoch = chosen.get(_cell_and_version(record))
             record["readings"] = readings(record_history(record), epoch)
     frame = pd.DataFrame(map(_row, records), columns=COLUMNS)
     frame.attrs["skipped"] = skipped
     return frame
 
 COLUMNS = ["name", "cell", "scale", "recipe", "changes", "method",
-           *(field.name for field in fields(Config)), "fingerprint", "file",
+           *(field.name for field in fields(Config)), "fingerprint", "version",
            "classes", "trained_on", "held_out", "tested_on",
            "made_on", "hardware", "threads", "commit", "wrong_rate",
            "diverged", "resumed", "seconds", "finished", "selected",
@@ -575,7 +606,7 @@ def histories(
                          for name in names}).astype({"name": object})
 
 # %% ../nbs/core/05_records.ipynb #f3c3cf05
-CELL = ["scale", "dataset", "file", "method", "eta", "noise", "trained_on",
+CELL = ["scale", "dataset", "version", "method", "eta", "noise", "trained_on",
         "tested_on", "epochs", "recipe", "made_on"]
 
 def cells(

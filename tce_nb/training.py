@@ -235,7 +235,8 @@ class Task:
     held: Tensor         # indices held out
     mean: Tensor
     std: Tensor
-    fingerprint: str     # of images and labels, to resume on the same
+    content: str         # hash of images and true labels
+    fingerprint: str     # hash of images and noisy labels
 
 # %% ../nbs/core/04_training.ipynb #2cb43065
 def make_task(
@@ -252,8 +253,10 @@ def make_task(
     if (std == 0).any():
         raise DataError(f"{data.name}: channel {int(std.argmin())} is the "
                         "same everywhere, expected something to learn from")
-    return Task(data, noisy, kept, held, mean, std, _fingerprint(
-        data.train_images, noisy.labels, data.test_images, data.test_labels))
+    content, fingerprint = (_hash_tensors(
+        data.train_images, labels, data.test_images, data.test_labels)
+        for labels in (noisy.true_labels, noisy.labels))
+    return Task(data, noisy, kept, held, mean, std, content, fingerprint)
 
 # %% ../nbs/core/04_training.ipynb #9d00e46e
 LOOK_ALIKES = ("cifar10", "cifar100")  # data sets whose look-alikes are known
@@ -286,7 +289,7 @@ def _folder_of(file: str) -> Path:
     "Where a file of noise is looked for: here, then beside the data"
     return Path.cwd() if Path(file).is_file() else data_root()
 
-def _fingerprint(*tensors: Tensor) -> str:
+def _hash_tensors(*tensors: Tensor) -> str:
     "SHA-256 of the content of tensors"
     digest = hashlib.sha256()
     for tensor in tensors: digest.update(tensor.numpy().tobytes())

@@ -32,7 +32,7 @@ def make_up(jobs, folder):
         held = int(trained * config.hold_out if config.hold_out < 1 else config.hold_out)
         classes = 100 if config.dataset == "cifar100" else 10
         task = SimpleNamespace(
-            data=SimpleNamespace(num_classes=classes, test_labels=range(tested)), fingerprint="made up",
+            data=SimpleNamespace(num_classes=classes, test_labels=range(tested)), content="made up", fingerprint="made up",
             kept=range(trained - held), held=range(held))
         run = Run(config, history_of(config), config.eta * (1 - 1 / classes), task=task)
         write_record(make_record(run, selected=drops(config)[0]), folder)

@@ -218,7 +218,7 @@ def test_two_versions_of_a_file_share_no_cell_but_two_places_do(tmp_path, capsys
     run(mine, 1)
     assert main(["results", "--results", str(tmp_path), "--dataset", "mine.npz", "--reading", "last", "--csv"]) == 0
     frame = pd.read_csv(__import__("io").StringIO(capsys.readouterr().out))
-    assert sorted(frame.n) == [1, 2] and frame.file.nunique() == 2
+    assert sorted(frame.n) == [1, 2] and frame.version.nunique() == 2
     assert main(["results", "--results", str(tmp_path), "--reading", "last"]) == 0
     assert capsys.readouterr().out.count("mine.npz (") == 2
 

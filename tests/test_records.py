@@ -81,7 +81,7 @@ def test_noise_from_a_file_counts_by_its_content(tmp_path, monkeypatch):
     record_run(config, tmp_path)
     os.unlink(tmp_path/"T.npy")  # the records outlive the file
     frame = gather(tmp_path)
-    assert len(frame) == 2 and frame.file.nunique() == 2 and len(cells(frame, "last")) == 2
+    assert len(frame) == 2 and frame.version.nunique() == 2 and len(cells(frame, "last")) == 2
 
 
 def test_a_loss_of_ones_own_counts_by_its_content(tmp_path):
