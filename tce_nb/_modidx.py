@@ -159,6 +159,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                             'tce_nb.cli._draw': ('core/cli.html#_draw', 'tce_nb/cli.py'),
                             'tce_nb.cli._dry_run': ('core/cli.html#_dry_run', 'tce_nb/cli.py'),
                             'tce_nb.cli._field_options': ('core/cli.html#_field_options', 'tce_nb/cli.py'),
+                            'tce_nb.cli._in_tables': ('core/cli.html#_in_tables', 'tce_nb/cli.py'),
                             'tce_nb.cli._json_state': ('core/cli.html#_json_state', 'tce_nb/cli.py'),
                             'tce_nb.cli._line': ('core/cli.html#_line', 'tce_nb/cli.py'),
                             'tce_nb.cli._names': ('core/cli.html#_names', 'tce_nb/cli.py'),

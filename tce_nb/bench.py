@@ -122,7 +122,7 @@ def _time_row(name, ours, theirs, seconds, limit) -> Row:
     return _row(name, times["ours"], times["theirs"], at_most=limit)
 
 def _row(name, ours, theirs, **limit) -> Row:
-    "A row of the table from times, or rates, of the same rounds"
+    "A row of the table from times of the same rounds"
     middle, low, high = ratio(ours, theirs)
     return dict(name=name, ratio=middle, low=low, high=high,
                 rounds=len(ours), **limit)
@@ -330,8 +330,6 @@ def _time_beside(path: str, cores: int, seconds: float):
 # %% ../nbs/core/11_bench.ipynb #b3995baa
 def _trainer_rows(cores: int, images: int, times, beside, alone) -> list[Row]:
     "What was measured of the trainer, as ratios"
-    rate = [cores * images * GFLOP_PER_IMAGE / t for t in beside["side"]]
-    peak = [MATMUL_GFLOP / t for t in beside["matmul"]]
     return [
         _row("our trainer, all threads / plain loop, images per second",
              times["plain"], times["ours"], at_least=1.3),
@@ -339,7 +337,8 @@ def _trainer_rows(cores: int, images: int, times, beside, alone) -> list[Row]:
              [cores * t for t in beside["plain"]], beside["side"],
              at_least=1.7),
         _row(f"{cores} one-thread trainers / matrix multiplication, FLOP/s",
-             rate, peak, at_least=0.65),
+             [cores * images * GFLOP_PER_IMAGE * t for t in beside["matmul"]],
+             [MATMUL_GFLOP * t for t in beside["side"]], at_least=0.65),
         _row("the network's convolutions alone / matrix multiplication, "
              "one thread, FLOP/s",
              [128 * GFLOP_PER_IMAGE * t for t in alone["matmul"]],

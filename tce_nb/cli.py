@@ -24,7 +24,7 @@ try:
     from rich.table import Table
     from tce_nb.data import DataError
     from tce_nb.records import CELL, Files, RecordError, cells, gather, \
-        cell_of, read_record, recorded, results_folder, selected_by
+        cell_of, loss_name, read_record, recorded, results_folder, selected_by
     from tce_nb.losses import bare_loss
     from tce_nb.noise import NOISE_FILES, NOISES, bare_noise
     from tce_nb.sweep import (
@@ -385,13 +385,13 @@ def duration(
 
 # %% ../nbs/core/09_cli.ipynb #5555504c
 def _dry_run(jobs: list[Job], options, results: Path) -> int:
-    "List the runs and what is left of them would take"
+    "List the runs, and how long what is left of each would take"
     states = [look(job, results) for job in jobs]
     speed = measure_speed(jobs[0].config.device)
     slots = 1 if options.ray else _pool(jobs, options, results).slots
-    hours = [0 if state.state == "done" else
-             cost(state.job.config, options.data) / speed / 3600
-             for state in states]
+    hours = [work_left(State(state.job) if state.state == "failed" else state,
+                       results, options.data) / speed / 3600
+             for state in states]  # what has failed is tried again
     left = sum(state.state != "done" for state in states)
     if options.json:
         print(json.dumps(dict(
@@ -612,7 +612,7 @@ def command_results(options: argparse.Namespace) -> int:
     elif options.preset: frame = frame[frame.scale == options.preset]
     tamed = [m for m in METHODS if m.startswith("tce:")]
     losses = [m for word in options.loss or ()
-              for m in (tamed if word == "tce" else [word])]
+              for m in (tamed if word == "tce" else [_in_tables(word)])]
     noises = [bare_noise(word) for word in options.noise or ()]
     for column, wanted, known in (
             ("dataset", options.dataset, SIZES), ("eta", options.eta, None),
@@ -627,6 +627,12 @@ def command_results(options: argparse.Namespace) -> int:
     return 0
 
 # %% ../nbs/core/09_cli.ipynb #f814e816
+def _in_tables(method: str) -> str:
+    "A loss as tables name it: `tce:1.0` is `tce:1`"
+    loss, _, alpha = method.partition(":")
+    try: return loss_name(loss, float(alpha)) if loss == "tce" else method
+    except ValueError: return method
+
 def _bare(values: Iterable, column: str) -> list:
     "The values of a column, without the folders and versions of files"
     bare = {"dataset": lambda name: Path(name).stem,

@@ -101,22 +101,19 @@ def _scale_of(config: Config) -> str:
                  if bare(preset(scale, **free)) == bare(config)), "custom")
 
 # %% ../nbs/core/05_records.ipynb #ba31b508
+_SIZES = ("epochs", "train_per_class", "test_per_class")
+
 def changes_of(
     config: Config,
 ) -> str:
-    "The nearest preset, and what else than sizes is different, in words"
+    "What a custom run has changed of the paper's recipe, in words"
     if scale_of(config) != "custom": return ""
     usual = replace(config, milestones=None)
     if drops(usual) == drops(config): config = usual  # said or not
-    free = {name: getattr(config, name) for name in _FREE}
-    def changed(scale):
-        there = vars(preset(scale, **free))
-        return {name: value for name, value in vars(config).items()
-                if name != "device" and value != there[name]}
-    scale = min(PRESETS, key=lambda scale: len(changed(scale)))
-    words = [f"{name} {value}" for name, value in changed(scale).items()
-             if name not in ("epochs", "train_per_class", "test_per_class")]
-    return f"{scale} with {', '.join(words)}" if words else f"as {scale}"
+    return ", ".join(
+        f"{name} {value}" for name, value in vars(config).items()
+        if name not in (*_FREE, *_SIZES, "device")
+        and value != getattr(Config, name))
 
 # %% ../nbs/core/05_records.ipynb #f830ac82
 def project_folder() -> Optional[Path]:

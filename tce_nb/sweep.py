@@ -168,8 +168,8 @@ def _cells(scale: str, datasets, methods, etas, noises):
     for block in grid(scale):
         for noise in noises or block.noises:
             for dataset in _datasets(datasets, block):
-                if not noises and noise == "class_dependent" \
-                        and dataset not in LOOK_ALIKES: continue
+                if noise == "class_dependent" and dataset not in LOOK_ALIKES \
+                        and not (datasets and noises): continue
                 for eta in etas or (  # a file has its own noise ratio
                         (1.0,) if noise_file(noise) else
                         block.etas.get(dataset, usual)):

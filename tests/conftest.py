@@ -109,10 +109,10 @@ def undisturbed(once):
     return essence(once("undisturbed", run_undisturbed))
 
 
-def save_npz(path, seed=0):
-    "Forty random grey images of two classes"
+def save_npz(path, seed=0, channels=1):
+    "Forty random images of two classes"
     rng = np.random.default_rng(seed)
-    images = rng.integers(256, size=(40, 1, 32, 32), dtype=np.uint8)
+    images = rng.integers(256, size=(40, channels, 32, 32), dtype=np.uint8)
     np.savez(path, train_images=images, train_labels=np.arange(40) % 2,
              test_images=images[:8], test_labels=np.arange(8) % 2)
     return str(path)

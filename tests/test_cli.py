@@ -104,6 +104,21 @@ def test_a_dry_run_starts_nothing(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_counts_what_is_left(tmp_path, capsys):
+    ask = ["sweep", "--preset", "smoke", "--loss", "ce", "--seeds", "1", "--dry-run", "--json", "--results", str(tmp_path)]
+    def hours():
+        assert main(ask) == 0
+        return [run["hours"] for run in json.loads(capsys.readouterr().out)["runs"]]
+    whole, files = hours(), Files(plan("smoke", methods=["ce"], seeds=1)[0].name, tmp_path)
+    files.progress.parent.mkdir()
+    files.progress.write_text(json.dumps(dict(epoch=3, epochs=4, test_accuracy=0.5, seconds=1.0)))
+    begun = hours()
+    assert begun[0] / begun[1] == pytest.approx(whole[0] / whole[1] / 4)
+    files.progress.unlink()
+    files.failure.write_text(json.dumps(dict(reason="no luck", final=True)))
+    assert hours()[0] > 0  # it will be tried again
+
+
 def test_options_add_up(capsys):
     from tce_nb.cli import make_parser
     words = "--loss ce --loss mse --eta 0.2 --eta 0.4 --set lr=0.05 --set epochs=2"
@@ -221,6 +236,20 @@ def test_two_versions_of_a_file_share_no_cell_but_two_places_do(tmp_path, capsys
     assert sorted(frame.n) == [1, 2] and frame.version.nunique() == 2
     assert main(["results", "--results", str(tmp_path), "--reading", "last"]) == 0
     assert capsys.readouterr().out.count("mine.npz (") == 2
+
+
+def test_a_question_about_other_noise_covers_the_data_sets_that_have_it(tmp_path, capsys):
+    assert main(["status", "--preset", "cpu", "--noise", "class_dependent", "--results", str(tmp_path)]) == 0
+    assert "cpu: 224 runs" in capsys.readouterr().out  # the eight columns of CIFAR
+    assert main(["sweep", "--preset", "cpu", "--noise", "class_dependent", "--dataset", "svhn", "--dry-run"]) == 2
+    assert "noise: got class_dependent with svhn" in capsys.readouterr().err
+
+
+def test_an_exponent_is_the_same_however_it_is_written(tmp_path, capsys):
+    record_run(replace(CONFIG, loss="tce", alpha=1.0), tmp_path)
+    for word in ("tce:1", "tce:1.0", "tce"):
+        assert main(["results", "--results", str(tmp_path), "--loss", word, "--reading", "last"]) == 0
+        assert "\ntce:1  " in capsys.readouterr().out
 
 
 def test_a_loss_of_ones_own_is_found_in_the_results(tmp_path, capsys):

@@ -13,7 +13,7 @@ from conftest import save_npz
 from tce_nb.records import (
     AlreadyRecorded, Busy, Files, RecordError, cell_of, cells, find_selected, gather, histories,
     is_running, make_record, paper_numbers, read_record, record_config, record_run, recorded,
-    results_folder, run_name, scale_of, write_record)
+    results_folder, run_name, scale_of, version_of, write_record)
 from tce_nb.training import Config, preset, train
 
 TINY = Config(train_per_class=8, test_per_class=4, batch_size=16, depth=8, epochs=3, eta=0.4, device="cpu")
@@ -84,6 +84,30 @@ def test_noise_from_a_file_counts_by_its_content(tmp_path, monkeypatch):
     assert len(frame) == 2 and frame.version.nunique() == 2 and len(cells(frame, "last")) == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*no image of")
+def test_other_images_of_the_same_name_share_no_cell(tmp_path, monkeypatch):
+    config = replace(TINY, dataset="svhn", train_per_class=None, test_per_class=None, epochs=1)
+    one, two = tmp_path/"one", tmp_path/"two"
+    for seed, folder in enumerate((one, two)):
+        folder.mkdir()
+        save_npz(folder/"svhn.npz", seed, channels=3)
+    monkeypatch.setenv("TCE_DATA", str(one))
+    record_run(replace(config, hold_out=0.2), tmp_path)
+    record_run(replace(config, seed=1), tmp_path)
+    monkeypatch.setenv("TCE_DATA", str(two))
+    with pytest.raises(ValueError, match="dataset: the images or labels of svhn .* expected another folder of results"):
+        record_run(replace(config, seed=2), tmp_path)
+    record_run(replace(config, seed=1), tmp_path/"elsewhere")  # in another folder, and brought together by hand
+    moved, = (tmp_path/"elsewhere"/"records").iterdir()
+    record = json.loads(moved.read_text())
+    other = replace(config, seed=2)
+    record |= dict(name=run_name(other), config=asdict(other))
+    write_record(record, tmp_path)
+    frame = gather(tmp_path)
+    assert sorted(cells(frame, "last").n) == [1, 1] and frame.version.nunique() == 2
+    assert cells(frame).n.sum() == 1  # the hold-out run selects no epoch on other images
+
+
 def test_a_loss_of_ones_own_counts_by_its_content(tmp_path):
     (tmp_path/"x").mkdir()
     mine, moved = tmp_path/"mine.py", tmp_path/"x"/"mine.py"
@@ -113,7 +137,7 @@ def test_a_record_says_what_was_run(made):
         if name not in ("seconds", "images_per_second"):
             assert column == [row[name] for row in run.history]
     assert record["wrong_rate"] == run.wrong_rate and record["resumed"] == 0
-    assert record["data"] == dict(fingerprint=run.task.fingerprint, classes=10, trained_on=80,
+    assert record["data"] == dict(version=version_of(run.config, run.task), fingerprint=run.task.fingerprint, classes=10, trained_on=80,
                                   held_out=0, tested_on=40)
     assert record["made_on"]["threads"] >= 1 and record["made_on"]["versions"]["torch"]
     last = record["readings"]["last"]
