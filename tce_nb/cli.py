@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Iterable, Optional
 
 # %% auto #0
-__all__ = ['make_parser', 'run_config', 'command_run', 'command_sweep', 'duration', 'in_words', 'work_left', 'command_status',
+__all__ = ['make_parser', 'run_config', 'command_run', 'command_sweep', 'duration', 'work_left', 'in_words', 'command_status',
            'result_tables', 'command_results', 'main']
 
 # %% ../nbs/core/09_cli.ipynb #68860215
@@ -383,6 +383,18 @@ def duration(
     if seconds < 48 * 3600: return f"{seconds / 3600:.1f} h"
     return f"{seconds / 86400:.1f} days"
 
+# %% ../nbs/core/09_cli.ipynb #5dc594ef
+def work_left(
+    state: State,
+    results: Path,        # folder of results
+    data: Optional[str],  # folder of data sets
+) -> float:
+    "What is left of a job, in training images"
+    if state.state in ("done", "failed"): return 0.0
+    progress = progress_of(state.job.name, results)
+    done = progress.get("epoch", 0) / state.job.config.epochs
+    return (1 - done) * cost(state.job.config, data)
+
 # %% ../nbs/core/09_cli.ipynb #5555504c
 def _dry_run(jobs: list[Job], options, results: Path) -> int:
     "List the runs, and how long what is left of each would take"
@@ -420,18 +432,6 @@ def in_words(
     if chosen: text += (f", {100 * chosen['test_accuracy']:.2f}% at epoch "
                         f"{chosen['epoch']}, the selected one")
     return text
-
-# %% ../nbs/core/09_cli.ipynb #5dc594ef
-def work_left(
-    state: State,
-    results: Path,        # folder of results
-    data: Optional[str],  # folder of data sets
-) -> float:
-    "What is left of a job, in training images"
-    if state.state in ("done", "failed"): return 0.0
-    progress = progress_of(state.job.name, results)
-    done = progress.get("epoch", 0) / state.job.config.epochs
-    return (1 - done) * cost(state.job.config, data)
 
 # %% ../nbs/core/09_cli.ipynb #5ed41270
 class _Screen:
