@@ -486,6 +486,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.noise._read_matrix': ('core/noise.html#_read_matrix', 'tce_nb/noise.py'),
                               'tce_nb.noise._read_pt': ('core/noise.html#_read_pt', 'tce_nb/noise.py'),
                               'tce_nb.noise._replace': ('core/noise.html#_replace', 'tce_nb/noise.py'),
+                              'tce_nb.noise._wrong_class': ('core/noise.html#_wrong_class', 'tce_nb/noise.py'),
                               'tce_nb.noise.add_noise': ('core/noise.html#add_noise', 'tce_nb/noise.py'),
                               'tce_nb.noise.bare_noise': ('core/noise.html#bare_noise', 'tce_nb/noise.py'),
                               'tce_nb.noise.check_all_or_none': ('core/noise.html#check_all_or_none', 'tce_nb/noise.py'),

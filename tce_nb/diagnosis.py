@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .losses import _check_alpha, _describe, _refuse, tamed_weight
+from .noise import _wrong_class
 if TYPE_CHECKING:  # what the loss alone does not need is imported on use
     import pandas as pd
     from matplotlib.figure import Figure
@@ -32,7 +33,8 @@ def _as_tensor(name: str, value) -> Tensor:
             value = value.__array__().copy()  # whatever its strides
         return torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError):
-        _refuse(ValueError, name, _describe(value), "a tensor or an array")
+        _refuse(ValueError, name, _describe(value), "a tensor or an array "
+                "of numbers")
 
 def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
     "Logits and labels that belong together, or a refusal"
@@ -59,8 +61,9 @@ def _class_indices(labels, n: int, num_classes: int) -> Tensor:
                 f"integer class indices of shape ({n},)")
     labels = labels.long()
     bad = labels[(labels < 0) | (labels >= num_classes)]
-    if len(bad): _refuse(ValueError, "labels", f"class {bad[0].item()}",
-                         f"0 to {num_classes - 1}")
+    if len(bad): _refuse(
+        ValueError, "labels", f"class {bad[0].item()}",
+        f"0 to {num_classes - 1}" + _wrong_class(labels, num_classes))
     return labels
 
 # %% ../nbs/core/14_diagnosis.ipynb #9f5a8161
@@ -289,7 +292,7 @@ def record_precision(
 # %% ../nbs/core/14_diagnosis.ipynb #5dbb872b
 @dataclass(frozen=True)
 class NoiseEstimate:
-    "The noise ratio that hold-out predictions suggest"
+    "The noise ratio that hold-out predictions suggest: an upper bound"
     eta: float   # share of labels drawn at random from all classes
     low: float   # 95% interval, for chance alone
     high: float
@@ -303,7 +306,7 @@ class NoiseEstimate:
 
     @property
     def alpha(self) -> float:
-        "The taming exponent to try first; see `suggest_alpha`"
+        "The exponent to try first in a long training; see `suggest_alpha`"
         return suggest_alpha(self.num_classes)
 
 # %% ../nbs/core/14_diagnosis.ipynb #76d7b77e
@@ -327,16 +330,19 @@ def estimate_noise(
     logits: Tensor,  # N x K, of samples that were not trained on
     labels: Tensor,  # as given, uniform noise included
 ) -> NoiseEstimate:
-    "Noise ratio of unseen labels, of which too many are unlikely classes"
+    "At most how much noise there is: how many labels are unlikely classes"
     logits, labels = _predictions(logits, labels)
-    n, num_classes = logits.shape
+    num_classes = logits.shape[1]
     if num_classes == 2: _refuse(
         ValueError, "logits", "2 classes", "3 or more: of two, every mistake "
         "of the network would count as a wrong label")
+    confidence = logits.double().softmax(1).amax(1)
+    sure = confidence >= confidence.median()
     lower = num_classes // 2
-    share = _share_below(logits, labels, lower).double().mean().item()
+    below = _share_below(logits[sure], labels[sure], lower).double()
+    share = below.mean().item()
     low, high = (min(1.0, max(0.0, end * num_classes / lower))
-                 for end in _wilson(share, n))
+                 for end in _wilson(share, len(below)))
     disagreement = (logits.argmax(1) != labels).double().mean().item()
     return NoiseEstimate(min(1.0, share * num_classes / lower), low, high,
                          disagreement, num_classes)

@@ -177,7 +177,9 @@ def _counts(
     "What each class index counts: the weight of its class, 0 where ignored"
     kept = target != ignore_index
     if weight is None: return kept
-    return _widen(weight)[torch.where(kept, target, 0)] * kept
+    index = torch.where(kept, target, 0)  # of a single sample, too
+    own = _widen(weight).index_select(0, index.reshape(-1)).view_as(index)
+    return own * kept
 
 def _reduce(loss: Tensor, counts: Optional[Tensor], reduction: str) -> Tensor:
     "The loss per sample, its sum, or its mean over what `counts` (or all)"

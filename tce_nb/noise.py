@@ -52,11 +52,23 @@ def _check_noise(labels: Tensor, eta: float, num_classes: int) -> None:
     if num_classes - 1 > torch.iinfo(labels.dtype).max:
         raise ValueError(f"num_classes: got {num_classes}, more than "
                          f"labels of {labels.dtype} can hold")
-    bad = labels.long()
-    bad = bad[(bad < 0) | (bad >= num_classes)]
+    labels = labels.long()
+    bad = labels[(labels < 0) | (labels >= num_classes)]
     if len(bad):
         raise ValueError(f"labels: got class {bad[0].item()}, "
-                         f"expected 0 to {num_classes - 1}")
+                         f"expected 0 to {num_classes - 1}"
+                         + _wrong_class(labels, num_classes))
+    if len(labels) > 1 and labels.shape[1:] == (num_classes,) \
+            and (labels.amax(1) == 1).all() and (labels.sum(1) == 1).all():
+        raise ValueError(f"labels: got one-hot rows, {tuple(labels.shape)}, "
+                         "expected class indices: labels.argmax(1)")
+
+def _wrong_class(labels: Tensor, num_classes: int) -> str:
+    "What may be the matter with labels outside of the classes, as a hint"
+    low, high = labels.min().item(), labels.max().item()
+    if (low, high) == (1, num_classes): return " (do they count from 1?)"
+    void = high if high >= num_classes else low
+    return f" (to leave out void labels: keep = labels != {void})"
 
 def _is(kind: type, value) -> bool:
     "Whether `value` is a number of this kind; True and False are not"
@@ -83,13 +95,17 @@ def _as_tensor(values, name: str = "labels"
     "A copy of the values as a CPU tensor, and the way back to their kind"
     if isinstance(values, Tensor):
         return values.detach().cpu().clone(), lambda x: x.to(values.device)
-    if not hasattr(values, "__array__"):
+    plain = isinstance(values, (list, tuple))
+    if not plain and not hasattr(values, "__array__"):
         raise TypeError(f"{name}: got {type(values).__name__}, "
-                        "expected a Tensor or a NumPy array")
+                        "expected a Tensor, a NumPy array or a list")
     import numpy as np
     array = np.array(values)
-    native = array.astype(array.dtype.newbyteorder("="))
-    return torch.from_numpy(native), lambda x: x.numpy()
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"{name}: got {array.dtype}, expected numbers; of "
+                        "names: numpy.unique(names, return_inverse=True)[1]")
+    native = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+    return native, lambda x: x if plain else x.numpy()
 
 # %% ../nbs/core/01_noise.ipynb #de947d88
 def _replace(labels, eta: float, num_classes: int, seed: _Seed,
@@ -110,7 +126,7 @@ def _replace(labels, eta: float, num_classes: int, seed: _Seed,
 
 # %% ../nbs/core/01_noise.ipynb #d3423b6f
 def uniform_including_true(
-    labels,            # integer Tensor or NumPy array; never changed
+    labels,            # integers: Tensor, NumPy array or list; never changed
     eta: float,        # share of labels to replace, 0 to 1
     num_classes: int,  # K, at least 2
     seed: _Seed,        # an int or a CPU torch.Generator
@@ -123,7 +139,7 @@ def uniform_including_true(
 
 # %% ../nbs/core/01_noise.ipynb #047eea63
 def uniform_excluding_true(
-    labels,            # integer Tensor or NumPy array; never changed
+    labels,            # integers: Tensor, NumPy array or list; never changed
     eta: float,        # share of labels to replace, 0 to 1
     num_classes: int,  # K, at least 2
     seed: _Seed,        # an int or a CPU torch.Generator
@@ -151,7 +167,7 @@ def transition_matrix(
 
 # %% ../nbs/core/01_noise.ipynb #cbad9c11
 def pair_flip(
-    labels,            # integer Tensor or NumPy array; never changed
+    labels,            # integers: Tensor, NumPy array or list; never changed
     eta: float,        # share of labels to replace, 0 to 1
     num_classes: int,  # K, at least 2
     seed: _Seed,       # an int or a CPU torch.Generator
@@ -200,7 +216,7 @@ CIFAR100_FLIPS = {
 
 # %% ../nbs/core/01_noise.ipynb #2b6e318e
 def class_dependent(
-    labels,            # integer Tensor or NumPy array; never changed
+    labels,            # integers: Tensor, NumPy array or list; never changed
     eta: float,        # share of labels to look up in the map, 0 to 1
     num_classes: int,  # K, at least 2
     seed: _Seed,       # an int or a CPU torch.Generator
@@ -234,7 +250,7 @@ def _check_flips(flips: Optional[Mapping[int, int]],
 
 # %% ../nbs/core/01_noise.ipynb #90f0e72b
 def from_transition(
-    labels,       # integer Tensor or NumPy array; never changed
+    labels,       # integers: Tensor, NumPy array or list; never changed
     matrix,       # K x K, rows sum to 1: true class to noisy class
     seed: _Seed,  # an int or a CPU torch.Generator
 ) -> NoisyLabels:
@@ -258,6 +274,7 @@ def _draw(rows: Tensor, generator: torch.Generator) -> Tensor:
 # %% ../nbs/core/01_noise.ipynb #af024f9c
 def _check_matrix(matrix) -> Tensor:
     "A row-stochastic matrix as float64 on the CPU"
+    if hasattr(matrix, "to_numpy"): matrix = matrix.to_numpy(copy=True)
     try: rows = torch.as_tensor(matrix, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"matrix: got {type(matrix).__name__}, expected "

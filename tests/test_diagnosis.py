@@ -124,6 +124,18 @@ def test_arrays_and_small_integers_are_taken():
     assert risk_area(sure.numpy(), right.numpy()) == risk_area(sure, right)
 
 
+def test_the_mistakes_of_a_network_count_little_where_it_is_sure():
+    torch.manual_seed(0)
+    labels = torch.randint(4, (20_000,))
+    hard = torch.arange(20_000) % 2 == 0
+    logits = 4 * F.one_hot(labels, 4) + torch.randn(20_000, 4)
+    logits[hard] = 0.1 * torch.randn(10_000, 4)  # of one half it knows nothing, and says so
+    for eta in (0.0, 0.4):
+        noisy = add_noise("uniform_including_true", labels, eta, 4, seed=0)
+        assert estimate_noise(logits, noisy.labels).eta == pytest.approx(eta, abs=0.02)
+        assert estimate_noise(logits[hard], noisy.labels[hard]).eta > 0.95
+
+
 def test_a_network_that_knows_nothing_takes_everything_for_noise():
     labels = torch.arange(1000) % 10
     assert estimate_noise(torch.zeros(1000, 10), labels).eta == 1

@@ -324,6 +324,20 @@ def test_function_transforms(alpha, soft):
     assert_close(hessian, hessian.T)
 
 
+@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_class_weights_of_single_samples(name, smoothing):
+    logits, target = example((6, 5), soft=False)
+    target[2] = -100
+    weight = torch.rand(5, generator=torch.Generator().manual_seed(0)) + 0.1
+    each = get_loss(name, weight=weight, label_smoothing=smoothing, reduction="sum")
+    single = torch.func.vmap(torch.func.grad(each))(logits.detach(), target)
+    assert_close(single, torch.autograd.grad(each(logits, target), logits)[0])
+    torch.compiler.reset()
+    compiled = torch.compile(each, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(logits[0], target[0]), each(logits[0], target[0]))
+
+
 @pytest.mark.parametrize("weight", [None, torch.ones(5)], ids=["plain", "weighted"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_all_ignored_behaves_as_cross_entropy(weight, smoothing):

@@ -7,6 +7,7 @@ from collections import Counter
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -124,6 +125,18 @@ def test_numpy_gets_the_same_noise(noise):
     assert ours.labels.dtype == np.int32 and ours.wrong_rate == theirs.wrong_rate
 
 
+@pytest.mark.parametrize("noise", ALL)
+def test_a_list_gets_the_same_noise_as_a_tensor(noise):
+    ours, theirs = noise([0, 1, 2] * 10, 0.5, 10, 0), noise(torch.tensor([0, 1, 2] * 10), 0.5, 10, 0)
+    assert torch.equal(ours.labels, theirs.labels) and ours.wrong_rate == theirs.wrong_rate
+
+
+def test_a_data_frame_is_a_matrix():
+    matrix = pd.crosstab([0, 0, 1], [0, 1, 1], normalize="index")
+    noisy = from_transition([0, 1] * 50, matrix, seed=0)
+    assert (noisy.labels[1::2] == 1).all() and 10 < (noisy.labels[::2] == 1).sum() < 40
+
+
 LABELS = torch.tensor([0, 1, 2])
 @pytest.mark.parametrize("noise", COUNTED)
 @pytest.mark.parametrize("change, kind, message", [
@@ -138,7 +151,11 @@ LABELS = torch.tensor([0, 1, 2])
     (dict(labels=LABELS - 1), ValueError, "labels: got class -1, expected 0 to 9"),
     (dict(labels=LABELS.float()), TypeError, "labels: got torch.float32, expected integers"),
     (dict(labels=LABELS.bool()), TypeError, "labels: got torch.bool"),
-    (dict(labels=[0, 1]), TypeError, "labels: got list, expected a Tensor or a NumPy array"),
+    (dict(labels={0, 1}), TypeError, "labels: got set, expected a Tensor, a NumPy array or a list"),
+    (dict(labels=np.array(["cat", "dog"])), TypeError, "labels: got <U3, expected numbers; of names: numpy.unique"),
+    (dict(labels=torch.tensor([0, 1, 255])), ValueError, "labels: got class 255, expected 0 to 9 (to leave out void labels: keep = labels != 255)"),
+    (dict(labels=torch.tensor([1, 10])), ValueError, "labels: got class 10, expected 0 to 9 (do they count from 1?)"),
+    (dict(labels=torch.eye(10).long()), ValueError, "labels: got one-hot rows, (10, 10), expected class indices: labels.argmax(1)"),
     (dict(labels=LABELS.byte(), num_classes=300), ValueError, "num_classes: got 300, more than"),
     (dict(seed=None), TypeError, "seed: got None, expected an int of 64 bits or a torch.Generator"),
     (dict(seed=1.0), TypeError, "seed: got 1.0"),
@@ -391,7 +408,7 @@ def test_images_of_every_kind_are_the_same_images():
 
 
 @pytest.mark.parametrize("change, kind, message", [
-    (dict(images=None), TypeError, "images: got NoneType, expected a Tensor or a NumPy array"),
+    (dict(images=None), TypeError, "images: got NoneType, expected a Tensor, a NumPy array or a list"),
     (dict(images=torch.zeros(2, 4)), ValueError, "images: got shape (2, 4) for labels of shape (3,)"),
     (dict(images=torch.zeros(3)), ValueError, "images: got shape (3,)"),
     (dict(images=torch.full((3, 4), math.nan)), ValueError, "images: got pixels that are complex, infinite or nan"),

@@ -50,7 +50,8 @@ def run_page(page, folder):
 
 def test_the_blocks_of_a_page_are_found():
     assert {page.stem for page in USE} == {
-        "use_plain", "use_segmentation", "use_class_weights", "use_mixed_precision", "use_bad_labels"}
+        "use_plain", "use_segmentation", "use_class_weights", "use_mixed_precision", "use_trainers",
+        "use_bad_labels"}
     for page in USE:
         code = [code for kind, code in blocks(page)]
         assert len(code) == page.read_text().count("\n```") / 2 >= 4
