@@ -395,6 +395,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'tce_nb.figures.headline': ('core/figures.html#headline', 'tce_nb/figures.py'),
                                 'tce_nb.figures.in_tables': ('core/figures.html#in_tables', 'tce_nb/figures.py'),
                                 'tce_nb.figures.loss_and_gradient': ('core/figures.html#loss_and_gradient', 'tce_nb/figures.py'),
+                                'tce_nb.figures.markdown_table': ('core/figures.html#markdown_table', 'tce_nb/figures.py'),
                                 'tce_nb.figures.method_style': ('core/figures.html#method_style', 'tce_nb/figures.py'),
                                 'tce_nb.figures.missing_commands': ('core/figures.html#missing_commands', 'tce_nb/figures.py'),
                                 'tce_nb.figures.overfitting': ('core/figures.html#overfitting', 'tce_nb/figures.py'),

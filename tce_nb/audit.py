@@ -20,7 +20,7 @@ from scipy import stats
 from .data import CLASSES
 from .figures import (
     THRESHOLDS, TITLES, epochs_to, evidence, evidence_scale, in_tables,
-    threshold_share)
+    markdown_table, threshold_share)
 from .records import paper_numbers, project_folder
 from .sweep import ETAS, METHODS, SEEDS
 
@@ -1016,11 +1016,9 @@ def summary(
 ) -> str:
     "One line for each claim, as a Markdown table"
     runs = f"Our runs, `{scale}`" if scale else "Our runs"
-    lines = [f"| Claim | Its numbers | {runs} |", "|---|---|---|"]
-    lines += [f"| [{claim.title}](#claim-{name}) ({claim.where}) "
-              f"| {paper.verdict} | {ours.verdict} |"
-              for name, (claim, paper, ours) in rows.items()]
-    return "\n".join(lines)
+    return markdown_table(["Claim", "Its numbers", runs], (
+        [f"[{claim.title}](#claim-{name}) ({claim.where})", paper.verdict,
+         ours.verdict] for name, (claim, paper, ours) in rows.items()))
 
 # %% ../nbs/core/12_audit.ipynb #87187c94
 def section(

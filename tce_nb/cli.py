@@ -584,7 +584,8 @@ def result_tables(
         title = ("{dataset} ({version}), {scale}: {trained_on:,} training and "
                  "{tested_on:,} test images, {epochs} epochs, {noise}, on "
                  "{made_on}, recipe {recipe}{more}").format(
-                     **about, more=about["changes"] and f" ({about['changes']})")
+                     **about,
+                     more=about["changes"] and f" ({about['changes']})")
         texts = [_result(row) for _, row in group.iterrows()]
         table = group.assign(text=texts).pivot(
             index="method", columns="eta", values="text").fillna("")

@@ -27,11 +27,11 @@ from .training import Config, drops, preset
 # %% auto #0
 __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'method_style', 'alpha_style',
            'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
-           'plot_confusion', 'in_tables', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'table_markdown',
-           'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'plot_ten_classes',
-           'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'plot_runs',
-           'conspicuous', 'start_epochs', 'beyond_table', 'digits_comparison', 'both_tables', 'headline',
-           'without_clean', 'readme_table', 'update_readme']
+           'plot_confusion', 'in_tables', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'markdown_table',
+           'table_markdown', 'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning',
+           'plot_ten_classes', 'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold', 'speed_points',
+           'plot_speed', 'plot_runs', 'conspicuous', 'start_epochs', 'beyond_table', 'digits_comparison', 'both_tables',
+           'headline', 'without_clean', 'readme_table', 'update_readme']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -314,6 +314,18 @@ def _gain(runs: pd.DataFrame, row) -> float:
     return 100 * paired_difference(same, row.method)["mean"]
 
 # %% ../nbs/core/07_figures.ipynb #fd7646b1
+def markdown_table(
+    head: Iterable,            # of the columns
+    rows: Iterable[Iterable],  # of values
+    numbers: bool = False,     # columns but the first are aligned right
+) -> str:
+    "Rows of values as Markdown"
+    head = list(head)
+    rule = [":---", *["---:"] * (len(head) - 1)] if numbers else \
+        ["---"] * len(head)
+    return "\n".join(f"| {' | '.join(map(str, row))} |"
+                     for row in (head, rule, *rows))
+
 def table_markdown(
     table: pd.DataFrame,  # from `compare`
     caption: str,
@@ -324,25 +336,23 @@ def table_markdown(
     several = len({dataset for dataset, _ in columns}) > 1
     heads = [(f"{TITLES[dataset]}<br>" if several else "") + f"η = {eta:g}"
              for dataset, eta in columns]
-    lines = ["| loss | " + " | ".join(heads) + " |",
-             "|:---|" + "---:|" * len(columns)]
-    for method in dict.fromkeys(table.method):
-        row = table[table.method == method].set_index(["dataset", "eta"])
-        lines.append(f"| {_label(method)} | " + " | ".join(
-            _entry(row.loc[column]) for column in columns) + " |")
+    cell = table.set_index(["method", "dataset", "eta"])
+    rows = [[_label(method), *(_entry(cell.loc[(method, *column)], method)
+                               for column in columns)]
+            for method in dict.fromkeys(table.method)]
     return "\n".join([f":::{{table}} {caption}", f":name: {name}",
-                      ":class: results", "",
-                      *lines, ":::"])
+                      ":class: results", "", markdown_table(
+                          ["loss", *heads], rows, numbers=True), ":::"])
 
 # %% ../nbs/core/07_figures.ipynb #c5e0991a
-def _entry(row: pd.Series) -> str:
+def _entry(row: pd.Series, method: str) -> str:
     "A cell: ours with its spread and seeds, gain over CE, the paper's"
     lines = [_seeds(row) if row.n else
              "diverged" if row.diverged else "no records"]
     if row.n and row.diverged: lines.append(f"{row.diverged} diverged")
-    if row.n and row.method != "ce": lines.append(
+    if row.n and method != "ce": lines.append(
         "–" if math.isnan(row.gain) else f"{row.gain:+.1f} to CE")
-    gain = "" if row.method == "ce" else f" ({row.paper_gain:+.1f})"
+    gain = "" if method == "ce" else f" ({row.paper_gain:+.1f})"
     lines.append("–" if math.isnan(row.paper) else
                  f"*{_bold(row.paper, row.best_paper, 2)}{gain}*")
     return "<br>".join(lines)
@@ -722,14 +732,11 @@ def beyond_table(
     found = runs.assign(percent=100 * runs.selected).groupby(
         ["method", "noise"]).percent.agg(mean="mean", std="std", n="count")
     heads = [noise.replace("_", "_<wbr>") for noise in noises]
-    lines = ["| loss | " + " | ".join(heads) + " |",
-             "|---|" + "---|" * len(noises)]
-    lines += [f"| {method} | " + " | ".join(
-        _measured(found, (method, noise)) for noise in noises) + " |"
-        for method in block.methods]
+    rows = [[method, *(_measured(found, (method, noise)) for noise in noises)]
+            for method in block.methods]
     note = _scale_sentence(runs, "CIFAR-10, 40% noise") if len(runs) else \
         "No records yet."
-    return "\n".join([note, "", *lines])
+    return f"{note}\n\n{markdown_table(['loss', *heads], rows)}"
 
 def _measured(found: pd.DataFrame, cell: tuple) -> str:
     "Mean, spread and seeds of a cell; a dash where there is nothing yet"
@@ -748,12 +755,12 @@ def digits_comparison(
         "*No runs on digits here yet; `make book`, or `tce sweep --preset "
         "digits`, makes them in a few minutes.*")
     table = cells(frame).set_index("method")
-    rows = [f"| {name} | {100 * table['mean'][m]:.1f} | "
-            f"{100 * table['std'][m]:.1f} | {table.n[m]} |" for name, m in (
-                ("cross entropy", "ce"), ("Tamed Cross Entropy", "tce:1.5"))]
-    return "\n".join([
-        "| loss | test accuracy (%) | std | seeds |", "|---|---|---|---|",
-        *rows, "", f"{_verdict(gain)} {_digits_scale(frame)}"])
+    rows = [[name, f"{100 * table['mean'][m]:.1f}",
+             f"{100 * table['std'][m]:.1f}", table.n[m]] for name, m in (
+                 ("cross entropy", "ce"), ("Tamed Cross Entropy", "tce:1.5"))]
+    head = ["loss", "test accuracy (%)", "std", "seeds"]
+    return (f"{markdown_table(head, rows)}\n\n"
+            f"{_verdict(gain)} {_digits_scale(frame)}")
 
 # %% ../nbs/core/07_figures.ipynb #63b5ee7c
 def _digits_scale(frame: pd.DataFrame) -> str:
@@ -821,17 +828,16 @@ def readme_table(
     table = tables[(tables.eta == 0.4) & (tables.n > 0)]
     shown = [dataset for dataset in TITLES if dataset in set(table.dataset)]
     found = table.set_index(["method", "dataset"])
-    lines = ["| loss | " + " | ".join(TITLES[name] for name in shown) + " |",
-             "|:---|" + "---:|" * len(shown)]
-    for method in dict.fromkeys(tables.method):
-        lines.append(f"| {_label(method)} | " + " | ".join(
-            _seeds(found.loc[method, dataset])
-            if (method, dataset) in found.index else "–"
-            for dataset in shown) + " |")
+    rows = [[_label(method), *(
+        _seeds(found.loc[method, dataset])
+        if (method, dataset) in found.index else "–" for dataset in shown)]
+        for method in dict.fromkeys(tables.method)]
+    lines = markdown_table(["loss", *(TITLES[name] for name in shown)], rows,
+                           numbers=True)
     notes = scale_note(frame[frame.eta == 0.4], shown)
     if (table.n == 1).any(): notes = (
         "One seed shows what a run gave, not which loss is better. " + notes)
-    return "\n".join([*lines, "", textwrap.fill(notes)])
+    return f"{lines}\n\n{textwrap.fill(notes)}"
 
 # %% ../nbs/core/07_figures.ipynb #60c9d1ea
 def update_readme(
