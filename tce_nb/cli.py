@@ -496,12 +496,12 @@ def _table(screen: _Screen, sweep: Sweep) -> Table:
     for column in ("run", "epoch", "test", "left"): table.add_column(column)
     for state in sweep.states.values():
         if state.state in ("running", "elsewhere"):
-            table.add_row(state.job.name, *_cells(progress_of(
+            table.add_row(state.job.name, *_how_far(progress_of(
                 state.job.name, screen.results)))
     table.show_header = table.row_count > 0
     return table
 
-def _cells(progress: dict) -> tuple[str, ...]:
+def _how_far(progress: dict) -> tuple[str, ...]:
     "How far a run is, for a row of the table"
     if not progress: return "starting", "", ""
     accuracy, epoch = progress["test_accuracy"], progress["epoch"]
@@ -565,7 +565,7 @@ def _print_status(scale: str, runs: list[tuple[str, str, str]],
     print(f"{scale}: {len(runs)} runs: {counts}")
     for (name, _, reason), word in zip(runs, words):
         if word == "running":
-            epoch, accuracy, left = _cells(progress_of(name, results))
+            epoch, accuracy, left = _how_far(progress_of(name, results))
             print(f"  running {name}: epoch {epoch}"
                   + (f", test {accuracy}, {left} left" if accuracy else ""))
         if word == "failed": print(

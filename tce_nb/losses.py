@@ -474,8 +474,9 @@ def get_loss(
 def _known_loss(name: str) -> Callable[..., nn.Module]:
     "One of `LOSSES`; anything else is refused, saying what is near"
     if str(name) in LOSSES: return LOSSES[name]
-    bare = str(name).lower().partition(":")[0]  # of "TCE" or "tce:1.5"
+    bare, _, alpha = str(name).lower().partition(":")  # "TCE" or "tce:1.5"
     near = difflib.get_close_matches(bare, LOSSES, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    more = f" with alpha={alpha}" if alpha and near == ["tce"] else ""
+    hint = f" (did you mean {near[0]!r}{more}?)" if near else ""
     _refuse(ValueError, "name", repr(name), f"one of {', '.join(LOSSES)}, or "
             f"FILE.py:NAME for one of your own{hint}")
