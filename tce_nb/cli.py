@@ -270,7 +270,11 @@ def command_run(options: argparse.Namespace) -> int:
 def command_sweep(options: argparse.Namespace) -> int:
     "Run the cells of a preset"
     _check_cluster(options)
-    return _work_off(_plan(options), options, results_folder(options.results))
+    jobs = _plan(options)
+    if not jobs: raise ValueError(
+        f"noise: got {' '.join(options.noise)}, which no data set of the "
+        f"preset {options.preset} has; expected another, or --dataset")
+    return _work_off(jobs, options, results_folder(options.results))
 
 def _plan(options: argparse.Namespace, scale: Optional[str] = None):
     "The jobs that the options describe"
@@ -581,10 +585,11 @@ def result_tables(
     across = [name for name in CELL if name not in ("method", "eta")]
     for key, group in frame.groupby(across):
         about = dict(zip(across, key), changes=group.changes.iloc[0])
-        title = ("{dataset} ({version}), {scale}: {trained_on:,} training and "
+        title = ("{dataset}{shown}, {scale}: {trained_on:,} training and "
                  "{tested_on:,} test images, {epochs} epochs, {noise}, on "
                  "{made_on}, recipe {recipe}{more}").format(
                      **about,
+                     shown=about["version"] and f" ({about['version']})",
                      more=about["changes"] and f" ({about['changes']})")
         texts = [_result(row) for _, row in group.iterrows()]
         table = group.assign(text=texts).pivot(
@@ -637,14 +642,17 @@ def _in_tables(method: str) -> str:
 def _bare(values: Iterable, column: str) -> list:
     "The values of a column, without the folders and versions of files"
     bare = {"dataset": lambda name: Path(name).stem,
-            "method": lambda name: bare_loss(name.partition("@")[0])}
+            "method": lambda name: bare_loss(re.sub(
+                "@[0-9a-f]{12}$", "", name))}
     return [bare.get(column, lambda name: name)(value) for value in values]
 
 def _chosen(frame: pd.DataFrame, column: str, wanted) -> pd.DataFrame:
     "The runs with one of these values"
     if not wanted: return frame
     found = pd.Series(_bare(frame[column], column), frame.index, object)
-    return frame[found.isin(_bare(wanted, column))]
+    exact = [word for word in wanted if "@" in str(word).rpartition(":")[2]]
+    bare = [word for word in wanted if word not in exact]
+    return frame[found.isin(_bare(bare, column)) | frame[column].isin(exact)]
 
 def _check_known(frame: pd.DataFrame, column: str, wanted, known) -> None:
     "Refuse names that no run has and none could have"

@@ -292,7 +292,7 @@ def record_precision(
 # %% ../nbs/core/14_diagnosis.ipynb #5dbb872b
 @dataclass(frozen=True)
 class NoiseEstimate:
-    "The noise ratio that hold-out predictions suggest: an upper bound"
+    "The noise ratio that predictions suggest; too high if they are poor"
     eta: float   # share of labels drawn at random from all classes
     low: float   # 95% interval, for chance alone
     high: float
@@ -330,13 +330,13 @@ def estimate_noise(
     logits: Tensor,  # N x K, of samples that were not trained on
     labels: Tensor,  # as given, uniform noise included
 ) -> NoiseEstimate:
-    "At most how much noise there is: how many labels are unlikely classes"
+    "How much noise there is, or less: how many labels are unlikely classes"
     logits, labels = _predictions(logits, labels)
     num_classes = logits.shape[1]
     if num_classes == 2: _refuse(
         ValueError, "logits", "2 classes", "3 or more: of two, every mistake "
         "of the network would count as a wrong label")
-    confidence = logits.double().softmax(1).amax(1)
+    confidence = logits.double().softmax(1).amax(1).nan_to_num(0)
     sure = confidence >= confidence.median()
     lower = num_classes // 2
     below = _share_below(logits[sure], labels[sure], lower).double()

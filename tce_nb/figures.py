@@ -27,11 +27,11 @@ from .training import Config, drops, preset
 # %% auto #0
 __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'method_style', 'alpha_style',
            'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
-           'plot_confusion', 'in_tables', 'evidence_scale', 'evidence', 'scale_note', 'compare', 'markdown_table',
-           'table_markdown', 'missing_commands', 'show_table', 'gains_in_words', 'curves', 'plot_learning',
-           'plot_ten_classes', 'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold', 'speed_points',
-           'plot_speed', 'plot_runs', 'conspicuous', 'start_epochs', 'beyond_table', 'digits_comparison', 'both_tables',
-           'headline', 'without_clean', 'readme_table', 'update_readme']
+           'plot_confusion', 'usual_version', 'in_tables', 'evidence_scale', 'evidence', 'scale_note', 'compare',
+           'markdown_table', 'table_markdown', 'missing_commands', 'show_table', 'gains_in_words', 'curves',
+           'plot_learning', 'plot_ten_classes', 'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold',
+           'speed_points', 'plot_speed', 'plot_runs', 'conspicuous', 'start_epochs', 'beyond_table',
+           'digits_comparison', 'both_tables', 'headline', 'without_clean', 'readme_table', 'update_readme']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -200,6 +200,17 @@ def plot_confusion(
     return figure
 
 # %% ../nbs/core/07_figures.ipynb #b1447c93
+def usual_version(
+    frame: pd.DataFrame,  # from `gather`, or a part of it
+) -> pd.DataFrame:
+    "The runs on the images that most full runs of their data set have"
+    version, usual = frame.version.fillna(""), {}
+    for dataset, part in version.groupby(frame.dataset):
+        full = part[frame.hold_out == 0]
+        count = (full if len(full) else part).value_counts()
+        usual[dataset] = count.sort_index(ascending=False).idxmax()
+    return frame[version == frame.dataset.map(usual)]
+
 EVIDENCE = ("paper", "cpu")  # presets that count, the first there is
 DATASETS = tuple(ETAS)
 
@@ -234,10 +245,7 @@ def evidence(
     held_out: bool = False,  # the hold-out runs instead
 ) -> pd.DataFrame:
     "The runs on all training data that are shown for these data sets"
-    frame = _at_scale(frame, datasets)
-    version = frame.version.fillna("")
-    usual = version.groupby(frame.dataset).agg(lambda v: v.mode().iloc[0])
-    frame = frame[version == frame.dataset.map(usual)]
+    frame = usual_version(_at_scale(frame, datasets))
     wanted = (frame.hold_out > 0) & frame.hold_out_noisy.astype(bool) \
         if held_out else frame.hold_out == 0  # the paper's labels are noisy
     return frame[wanted]
@@ -249,16 +257,20 @@ TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN",
 def scale_note(
     frame: pd.DataFrame,      # from `gather`
     datasets: Iterable[str],  # of a table or figure
+    eta: Optional[float] = None,  # default: all noise ratios
 ) -> str:
     "In a sentence each: the scale of what is shown"
     ours, notes = evidence(frame, datasets), []
+    if eta is not None: ours = ours[ours.eta == eta]
     for dataset in datasets:
         runs = ours[ours.dataset == dataset]
         if runs.empty: notes.append(f"{TITLES[dataset]}: no records yet.")
         else: notes.append(_scale_sentence(runs, TITLES[dataset]))
         there = _at_scale(frame[frame.hold_out == 0], [dataset])
+        if eta is not None: there = there[there.eta == eta]
         if len(there) > len(runs): notes.append(
-            f"Left out, on other images: {len(there) - len(runs)} runs.")
+            "Left out, on other or unknown images: "
+            f"{len(there) - len(runs)} runs.")
     full = preset("paper")
     return " ".join(notes) + (
         f" The paper's own scale is {full.epochs} epochs on all training "
@@ -729,6 +741,7 @@ def beyond_table(
                  & (frame.dataset == "cifar10") & (frame.eta == 0.4)
                  & frame.method.isin(block.methods)
                  & frame.noise.isin([*noises])]
+    runs = usual_version(runs)
     found = runs.assign(percent=100 * runs.selected).groupby(
         ["method", "noise"]).percent.agg(mean="mean", std="std", n="count")
     heads = [noise.replace("_", "_<wbr>") for noise in noises]
@@ -750,6 +763,7 @@ def digits_comparison(
     "Cross entropy against TCE on noisy digits, as Markdown with its scale"
     frame = frame[(frame.scale == "digits") & (frame.dataset == "digits")
                   & (frame.eta == 0.4) & (frame.hold_out == 0)]
+    frame = usual_version(frame)
     gain = paired_difference(frame, "tce:1.5")
     if gain["n"] < 2: return (
         "*No runs on digits here yet; `make book`, or `tce sweep --preset "
@@ -834,7 +848,7 @@ def readme_table(
         for method in dict.fromkeys(tables.method)]
     lines = markdown_table(["loss", *(TITLES[name] for name in shown)], rows,
                            numbers=True)
-    notes = scale_note(frame[frame.eta == 0.4], shown)
+    notes = scale_note(frame, shown, 0.4)
     if (table.n == 1).any(): notes = (
         "One seed shows what a run gave, not which loss is better. " + notes)
     return f"{lines}\n\n{textwrap.fill(notes)}"

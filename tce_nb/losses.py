@@ -437,9 +437,10 @@ def bare_loss(
 def _own_loss(file: str, name: str) -> Callable[..., nn.Module]:
     "What a Python file calls by this name"
     try: defined = runpy.run_path(file)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        why = f"{type(error).__name__}: {error}".split("\n")[0]
         _refuse(ValueError, "loss", repr(file), "a Python file that runs; "
-                f"this one ends with {type(error).__name__}: {error}")
+                f"this one ends with {why}")
     if not callable(defined.get(name)):
         _refuse(ValueError, "loss", f"{name!r} of {file}",
                 "a class or a function that this file defines")
@@ -461,8 +462,9 @@ def get_loss(
     own = loss_file(name)
     build = _own_loss(*own) if own else _known_loss(name)
     known = inspect.signature(build).parameters
+    free = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for argument in kwargs:
-        if argument not in known:
+        if argument not in known and not free:
             _refuse(TypeError, argument, "an argument that the loss "
                     f"{name!r} does not have", f"one of {', '.join(known)}")
     loss = build(**kwargs)

@@ -58,16 +58,19 @@ def _check_noise(labels: Tensor, eta: float, num_classes: int) -> None:
         raise ValueError(f"labels: got class {bad[0].item()}, "
                          f"expected 0 to {num_classes - 1}"
                          + _wrong_class(labels, num_classes))
-    if len(labels) > 1 and labels.shape[1:] == (num_classes,) \
-            and (labels.amax(1) == 1).all() and (labels.sum(1) == 1).all():
+    if num_classes > 2 and labels.shape[1:] == (num_classes,) \
+            and len(labels) > 1 and (labels.amax(1) == 1).all() \
+            and (labels.sum(1) == 1).all():
         raise ValueError(f"labels: got one-hot rows, {tuple(labels.shape)}, "
                          "expected class indices: labels.argmax(1)")
 
 def _wrong_class(labels: Tensor, num_classes: int) -> str:
     "What may be the matter with labels outside of the classes, as a hint"
     low, high = labels.min().item(), labels.max().item()
-    if (low, high) == (1, num_classes): return " (do they count from 1?)"
-    void = high if high >= num_classes else low
+    if high == num_classes: return (
+        " (do they count from 1?)" if low == 1 else
+        f" (do they count from 1, or is num_classes {num_classes + 1}?)")
+    void = high if high > num_classes else low
     return f" (to leave out void labels: keep = labels != {void})"
 
 def _is(kind: type, value) -> bool:
@@ -100,7 +103,9 @@ def _as_tensor(values, name: str = "labels"
         raise TypeError(f"{name}: got {type(values).__name__}, "
                         "expected a Tensor, a NumPy array or a list")
     import numpy as np
-    array = np.array(values)
+    try: array = np.array(values, dtype=int if plain and not values else None)
+    except ValueError: raise TypeError(
+        f"{name}: got rows of different lengths, expected an array") from None
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{name}: got {array.dtype}, expected numbers; of "
                         "names: numpy.unique(names, return_inverse=True)[1]")
@@ -274,8 +279,9 @@ def _draw(rows: Tensor, generator: torch.Generator) -> Tensor:
 # %% ../nbs/core/01_noise.ipynb #af024f9c
 def _check_matrix(matrix) -> Tensor:
     "A row-stochastic matrix as float64 on the CPU"
-    if hasattr(matrix, "to_numpy"): matrix = matrix.to_numpy(copy=True)
-    try: rows = torch.as_tensor(matrix, dtype=torch.float64, device="cpu")
+    try:
+        if hasattr(matrix, "to_numpy"): matrix = matrix.to_numpy(copy=True)
+        rows = torch.as_tensor(matrix, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"matrix: got {type(matrix).__name__}, expected "
                         "K x K numbers") from None
@@ -292,7 +298,7 @@ def _check_matrix(matrix) -> Tensor:
 
 # %% ../nbs/core/01_noise.ipynb #1cbd572c
 def instance_dependent(
-    labels,            # N integers, Tensor or NumPy array; never changed
+    labels,            # N integers: Tensor, NumPy array or list
     eta: float,        # centre of the images' flip rates; 0 is no noise
     num_classes: int,  # K, at least 2
     seed: _Seed,       # an int or a CPU torch.Generator
@@ -511,7 +517,7 @@ def check_noise_name(
 # %% ../nbs/core/01_noise.ipynb #cea94e9d
 def add_noise(
     noise: str,        # one of `NOISES`, human:FILE#COLUMN, transition:FILE
-    labels,            # integer Tensor or NumPy array; never changed
+    labels,            # integers: Tensor, NumPy array or list; never changed
     eta: float,        # the noise ratio, 0 to 1; with a file 1, or 0 for none
     num_classes: int,  # K, at least 2
     seed: _Seed,       # an int or a CPU torch.Generator

@@ -32,8 +32,8 @@ __all__ = ['GROUPS', 'SCHEMA', 'READINGS', 'COLUMNS', 'CELL', 'loss_name', 'run_
            'changes_of', 'project_folder', 'results_folder', 'Files', 'selected_in', 'readings', 'confidence_groups',
            'plausibility', 'examine', 'library_commit', 'device_name', 'surroundings', 'make_record', 'version_of',
            'write_record', 'record_config', 'RecordError', 'read_record', 'record_history', 'AlreadyRecorded', 'Busy',
-           'recorded', 'lock_of', 'is_running', 'record_run', 'find_selected', 'selected_by', 'read_all', 'gather',
-           'histories', 'cells', 'paired_difference', 'paper_numbers']
+           'recorded', 'lock_of', 'is_running', 'record_run', 'other_images', 'find_selected', 'selected_by',
+           'read_all', 'gather', 'histories', 'cells', 'paired_difference', 'paper_numbers']
 
 # %% ../nbs/core/05_records.ipynb #07dce7fc
 def _digest(values: dict) -> str:
@@ -47,27 +47,28 @@ def loss_name(loss: str, alpha: float) -> str:
 
 def run_name(
     config: Config,
+    who: Optional[dict] = None,  # its identity, if known
 ) -> str:
     "The name of a run, and of its files"
     loss = loss_name(config.loss, config.alpha).rpartition(".py:")[2]
     dataset = re.sub(r"[^\w.+-]", "_", Path(config.dataset).stem)
     kind = "select" if config.hold_out else "train"
     return (f"{dataset}-{loss.replace(':', '')}-eta{config.eta:g}-{kind}-"
-            f"seed{config.seed}-{_digest(identity(config))}")
+            f"seed{config.seed}-{_digest(who or identity(config))}")
 
 # %% ../nbs/core/05_records.ipynb #253d1d5f
 _OWN = ("seed", "hold_out", "hold_out_noisy")
 
-def _without(config: Config, names: tuple[str, ...]) -> dict[str, Any]:
-    "The identity but for these fields"
-    return {name: value for name, value in identity(config).items()
-            if name not in names}
+def _without(who: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    "An identity but for these fields"
+    return {name: value for name, value in who.items() if name not in names}
 
 def cell_of(
     config: Config,
+    who: Optional[dict] = None,  # its identity, if known
 ) -> str:
     "A short hash that all runs of a cell of a table share"
-    return _digest(_without(config, _OWN))
+    return _digest(_without(who or identity(config), _OWN))
 
 # %% ../nbs/core/05_records.ipynb #253d1d60
 def _without_files(config: Config) -> Config:
@@ -78,7 +79,7 @@ def recipe_of(
     config: Config,
 ) -> str:
     "A short hash that all runs of a table share: how they were trained"
-    return _digest(_without(_without_files(config), (
+    return _digest(_without(identity(_without_files(config)), (
         *_OWN, "train_per_class", "test_per_class", "loss", "alpha", "eta",
         "noise")))
 
@@ -285,10 +286,11 @@ def make_record(
     if run.task is None: raise ValueError(
         "run: has no task, expected a run as `train` returns it")
     config, history = run.config, run.history
+    who = run.identity or identity(config)
     if config.hold_out: selected = selected_in(history)
     return dict(
-        schema=SCHEMA, name=run_name(config), cell=cell_of(config),
-        config=asdict(config), data=_data_of(config, run.task),
+        schema=SCHEMA, name=run_name(config, who), cell=cell_of(config, who),
+        config=asdict(config), data=_data_of(config, who, run.task),
         wrong_rate=run.wrong_rate, diverged=run.diverged, resumed=run.resumed,
         seconds=sum(row["seconds"] for row in history),
         finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -298,19 +300,19 @@ def make_record(
 
 # %% ../nbs/core/05_records.ipynb #c5fbe45c
 def version_of(
-    config: Config,
-    task: Task,  # of this configuration
+    who: dict,   # the identity of a run
+    task: Task,  # of the same
 ) -> str:
     "A short hash of the images, their true labels, and a file of noise"
-    noise = identity(config).get("noise", "")
+    noise = who.get("noise", "")
     return _digest(dict(content=task.content,
                         noise=noise if noise_file(noise) else ""))
 
-def _data_of(config: Config, task: Task) -> dict[str, Any]:
+def _data_of(config: Config, who: dict, task: Task) -> dict[str, Any]:
     "What a run was trained and tested on"
-    own = {"loss_file": identity(config)["loss"].split(":")[1][:12]} \
+    own = {"loss_file": who["loss"].split(":")[1][:12]} \
         if loss_file(config.loss) else {}
-    return dict(version=version_of(config, task), **own,
+    return dict(version=version_of(who, task), **own,
                 fingerprint=task.fingerprint, classes=task.data.num_classes,
                 trained_on=len(task.kept), held_out=len(task.held),
                 tested_on=len(task.data.test_labels))
@@ -468,25 +470,39 @@ def record_run(
     with lock:
         if recorded(name, folder) and not rerun:
             raise AlreadyRecorded(f"{files.record}: exists")
-        _check_images(config, folder)
+        problem = other_images(config, None, folder)
+        if problem: raise ValueError(problem)
         run = _train_or_restart(config, files, progress)
         if files.record.exists() and not recorded(name, folder):
             os.replace(files.record, files.checkpoint.with_suffix(".record"))
-        if selected is None: selected = find_selected(config, folder)
-        write_record(make_record(run, selected), folder)
+        write_record(_record_of(run, name, selected, folder), folder)
         _clear(files)
     return run
 
+# %% ../nbs/core/05_records.ipynb #466d9da3
+def _record_of(run: Run, name: str, selected: Optional[int], folder):
+    "The record of a run that began under this name"
+    config, who = run.config, run.identity or identity(run.config)
+    if run_name(config, who) != name: raise RuntimeError(
+        f"{name}: a file that it names was changed as the run began")
+    if selected is None and run.task: selected = find_selected(
+        config, folder, version_of(who, run.task))
+    return make_record(run, selected)
+
 # %% ../nbs/core/05_records.ipynb #eaf2398b
-def _check_images(config: Config, folder) -> None:
-    "Refuse other images than those of the cell's other records"
+def other_images(
+    config: Config,
+    version: Optional[str],  # of its images; default: found out if needed
+    folder: Union[str, Path, None] = None,  # of results
+) -> str:
+    "What speaks against a run in this folder: others of its cell, in words"
     others = {record["data"].get("version"): record["name"] for record
               in _records_of_cell(config, folder)
               if record["name"] != run_name(config)}
     others.pop(None, None)  # made before versions were kept
-    if not others: return
-    version = version_of(config, make_task(config))
-    if version not in others: raise ValueError(
+    if not others: return ""
+    version = version or version_of(identity(config), make_task(config))
+    return "" if version in others else (
         f"dataset: the images or labels of {config.dataset} (version "
         f"{version}) are not those of {[*others.values()][0]} (version "
         f"{[*others][0]}), a record of the same cell; expected another "
@@ -521,10 +537,12 @@ def _clear(files: Files) -> None:
 def find_selected(
     config: Config,
     folder: Union[str, Path, None] = None,  # of results
+    version: Optional[str] = None,  # of the images; default: any
 ) -> Optional[int]:
     "The epoch that the recorded hold-out run of this cell selected, if any"
     found = _selections(_records_of_cell(config, folder))
-    return next(iter(found.values()), None)
+    if version is None: return next(reversed(found.values()), None)
+    return _selected_for(found, cell_of(config), version)
 
 def _records_of_cell(config: Config, folder) -> list[dict]:
     "The valid records of the cell of a run"
@@ -545,6 +563,10 @@ def _selections(records: Iterable[dict]) -> dict[tuple, Optional[int]]:
 def _cell_and_version(record: dict) -> tuple[str, str]:
     "What runs have in common that may be averaged"
     return record["cell"], record["data"].get("version", "")
+
+def _selected_for(found: dict, cell: str, version: str) -> Optional[int]:
+    "The epoch selected on these images, or before versions were kept"
+    return found.get((cell, version), found.get((cell, "")))
 
 # %% ../nbs/core/05_records.ipynb #52c518c0
 def selected_by(
@@ -577,7 +599,7 @@ def gather(
     chosen = _selections(records)
     for record in records:
         if record["readings"]["selected"] is None:
-            epoch = chosen.get(_cell_and_version(record))
+            epoch = _selected_for(chosen, *_cell_and_version(record))
             record["readings"] = readings(record_history(record), epoch)
     frame = pd.DataFrame(map(_row, records), columns=COLUMNS)
     frame.attrs["skipped"] = skipped

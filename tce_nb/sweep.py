@@ -20,7 +20,8 @@ from .data import CLASSES, data_root, load_npz
 from .losses import LOSSES, get_loss, loss_file
 from .noise import noise_file
 from .records import (
-    Files, is_running, lock_of, recorded, run_name, selected_by)
+    Files, is_running, lock_of, other_images, record_config, recorded,
+    run_name, selected_by)
 from .training import (
     LOOK_ALIKES, PRESETS, Config, check_look_alikes, pick_device, prepare,
     preset, train_epoch, write_whole)
@@ -82,9 +83,9 @@ class Job:
     rerun: bool = False          # train again where there is a record
     def __post_init__(self) -> None: check_look_alikes(self.config)
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
-        "The name of its run"
+        "The name of its run, as its files are now"
         return run_name(self.config)
 
     @property
@@ -164,7 +165,7 @@ def _methods(given, block: Block) -> list[str]:
 # %% ../nbs/core/06_sweep.ipynb #71bfb8c0
 def _cells(scale: str, datasets, methods, etas, noises):
     "The cells of a plan, each once or more, as fields of a configuration"
-    usual = (0.0, 0.4, 0.8)
+    usual, parsed = (0.0, 0.4, 0.8), functools.lru_cache(parse_method)
     for block in grid(scale):
         for noise in noises or block.noises:
             for dataset in _datasets(datasets, block):
@@ -175,7 +176,7 @@ def _cells(scale: str, datasets, methods, etas, noises):
                         block.etas.get(dataset, usual)):
                     for method in _methods(methods, block):
                         yield dict(dataset=dataset, eta=eta, noise=noise,
-                                   **parse_method(method))
+                                   **parsed(method))
 
 # %% ../nbs/core/06_sweep.ipynb #7bee09ed
 def plan(
@@ -254,7 +255,8 @@ def _check_parameters(given: list[str], namespace: dict) -> None:
         value = namespace.get(name)
         own = name == "loss" and loss_file(str(value))
         if value is not None and value not in names and not own:
-            raise ValueError(unknown(name, value, names))
+            raise ValueError(unknown(name, value, [*names, *(
+                ["FILE.py:NAME"] if name == "loss" else [])]))
 
 # %% ../nbs/core/06_sweep.ipynb #0c3d9119
 def _outputs(captured, result):
@@ -358,7 +360,8 @@ def worker() -> None:
             if job["parameters"]["rerun"] or not recorded(name, folder):
                 run_notebook(job["kind"], files.notebook, job["parameters"])
             if not recorded(name, folder):
-                raise RuntimeError("the notebook left no record of this run")
+                raise RuntimeError("the notebook left no record of this run; "
+                                   "has a file that it names changed?")
     except Timeout: return  # somebody else has it in hand
     except BaseException as error:
         print(traceback.format_exc(), file=sys.stderr)
@@ -612,6 +615,13 @@ def _starter(ray, cpus: float, gpus: float, limit: float, checkpoints):
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=8)(_ray_task)
     return lambda message: task.remote(message, limit, threads, folder)
 
+def _clash(content: Optional[bytes], results: Path) -> str:
+    "What speaks against keeping a record from another machine, if anything"
+    if not content: return ""
+    record = json.loads(content)
+    return other_images(record_config(record), record["data"]["version"],
+                        results)
+
 def _run_there(pool: RayPool, message: dict) -> Outcome:
     "Wait for a task and keep what it brings back"
     task = pool.start(message)
@@ -619,6 +629,8 @@ def _run_there(pool: RayPool, message: dict) -> Outcome:
     except pool.ray.exceptions.RayError as error:
         reason = str(error).split("\n")[0]
         return Outcome(message["name"], "failed", f"Ray: {reason}")
+    problem = _clash(files.get(f"{message['name']}.json"), pool.results)
+    if problem: return Outcome(message["name"], "failed", problem, True)
     for name, content in files.items():
         write_whole(pool.results/"records"/name, content)
     return outcome

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib, functools, hashlib, io, math, operator, os, re, sys, time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
@@ -208,7 +208,8 @@ def _file_hash(argument: str, path: str) -> str:
     except OSError as error: raise DataError(
         f"{argument}: got {path!r}, which cannot be read ({error.strerror})"
         ) from error
-    return _hash_version(path, state.st_mtime_ns, state.st_size)
+    return _hash_version(os.path.abspath(path), state.st_mtime_ns,
+                         state.st_size)
 
 @functools.lru_cache(maxsize=64)
 def _hash_version(path: str, modified: int, size: int) -> str:
@@ -235,7 +236,7 @@ class Task:
     held: Tensor         # indices held out
     mean: Tensor
     std: Tensor
-    content: str         # hash of images and true labels
+    content: str         # hash of images, true labels, mirroring
     fingerprint: str     # hash of images and noisy labels
 
 # %% ../nbs/core/04_training.ipynb #2cb43065
@@ -254,8 +255,9 @@ def make_task(
         raise DataError(f"{data.name}: channel {int(std.argmin())} is the "
                         "same everywhere, expected something to learn from")
     content, fingerprint = (_hash_tensors(
-        data.train_images, labels, data.test_images, data.test_labels)
-        for labels in (noisy.true_labels, noisy.labels))
+        data.train_images, labels, data.test_images, data.test_labels, *more)
+        for labels, more in ((noisy.true_labels, [torch.tensor(
+            [data.num_classes, data.mirror])]), (noisy.labels, [])))
     return Task(data, noisy, kept, held, mean, std, content, fingerprint)
 
 # %% ../nbs/core/04_training.ipynb #9d00e46e
@@ -426,7 +428,11 @@ def _criterion(config: Config, task: Task) -> nn.Module:
         matrix = transition_matrix(task.noisy, task.data.num_classes)
         matrix.diagonal()[matrix.sum(1) == 0] = 1  # a class without samples
         settings["transition"] = matrix
-    return get_loss(config.loss, **settings)
+    criterion = get_loss(config.loss, **settings)
+    if any(True for _ in criterion.parameters()): raise ValueError(
+        f"loss: {bare_loss(config.loss)} has parameters, which nothing would "
+        "train; expected numbers, or buffers that it updates itself")
+    return criterion
 
 def _optimizer(config: Config, net: nn.Module) -> torch.optim.Optimizer:
     "SGD with Nesterov momentum, decaying every parameter"
@@ -514,16 +520,19 @@ def save_checkpoint(path: Path, state: dict) -> None:
 def load_checkpoint(path: Path, config: Config) -> dict:
     "Read a checkpoint of this configuration"
     content = path.read_bytes()  # what cannot be read now may be whole
+    here = identity(config)
     try:
         if hashlib.sha256(content[32:]).digest() != content[:32]:
             raise ValueError("its checksum is wrong")
         state = torch.load(io.BytesIO(content[32:]), map_location="cpu",
                            weights_only=True)
-        here, there = identity(config), state["identity"]
+        if "identity" not in state:
+            raise ValueError("an older version wrote it")
     except Exception as error:
         why = str(error).split("\n")[0]
         raise DamagedCheckpoint(f"{path}: not a whole checkpoint ({why}); "
                                 "remove it to start the run again") from error
+    there = state["identity"]
     names = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
     if names: raise CheckpointError(
         f"{path}: belongs to another run ({', '.join(names)} differ); "
@@ -542,6 +551,7 @@ class Run:
     net: Optional[nn.Module] = None
     criterion: Optional[nn.Module] = None  # what it was trained with
     task: Optional[Task] = None
+    identity: Optional[dict[str, Any]] = None  # as its files were at first
 
     @property
     def finished(self) -> bool:
@@ -582,7 +592,8 @@ def train(
     "Train one network; with a checkpoint, go on where an earlier try ended"
     parts = prepare(config)
     run = Run(config, [], parts.task.noisy.wrong_rate, net=parts.net,
-              criterion=parts.criterion, task=parts.task)
+              criterion=parts.criterion, task=parts.task,
+              identity=parts.identity)
     tell = report if progress is True else progress  # after each epoch
     path = None if checkpoint is None else Path(checkpoint)
     if path and path.exists(): _resume(run, parts, path)
@@ -614,9 +625,18 @@ def _resume(run: Run, parts: Parts, path: Path) -> None:
         if state[what] != here:
             raise CheckpointError(f"{path}: was written with other {what}; "
                                   "remove it to start the run again")
+    _make_buffers(parts.criterion, state["criterion"])
     for name in _STATEFUL: getattr(parts, name).load_state_dict(state[name])
     run.history, run.diverged = state["history"], state["diverged"]
     run.resumed = state["resumed"] + (not run.finished)
+
+# %% ../nbs/core/04_training.ipynb #f48d1c71
+def _make_buffers(criterion: nn.Module, state: dict[str, Tensor]) -> None:
+    "Give a loss the buffers that it had made at its first batch"
+    for name, value in state.items():
+        owner, _, buffer = name.rpartition(".")
+        buffers = criterion.get_submodule(owner)._buffers
+        if buffers.get(buffer, value) is None: buffers[buffer] = value
 
 # %% ../nbs/core/04_training.ipynb #70e3642d
 def describe(config: Config) -> str:

@@ -65,6 +65,9 @@ def test_every_verb_has_examples_that_parse(verb, capsys):
     ("sweep --preset smoke --ray auto --workers 2", "--workers: has no effect with --ray"),
     ("run --dataset cifar", "dataset: got 'cifar'.*did you mean cifar10"),
     ("run --hold-out -1", "hold_out: got -1.0, expected a share below 1"),
+    ("sweep --preset digits --noise class_dependent", "noise: got class_dependent, which no data set of the preset digits"),
+    ("sweep --preset smoke --noise class_dependent --dry-run", "noise: got class_dependent, which no data set of"),
+    ("run --loss exit.py:Loss", "loss: got 'exit.py', expected a Python file that runs.*SystemExit: 3"),
     ("run --loss nothing.py:Loss", "loss: got 'nothing.py', expected a Python file that runs.*FileNotFoundError"),
     ("run --loss broken.py:Loss", "loss: got 'broken.py', expected a Python file that runs.*SyntaxError"),
     ("run --loss mine.py:Los", "loss: got 'Los' of mine.py, expected a class or a function"),
@@ -77,6 +80,7 @@ def test_a_mistake_is_one_line_and_code_2(arguments, message, capsys, tmp_path, 
     monkeypatch.chdir(tmp_path)
     (tmp_path/"broken.npz").write_text("PK rubbish")
     (tmp_path/"broken.py").write_text("class Loss(:")
+    (tmp_path/"exit.py").write_text("raise SystemExit(3)")
     (tmp_path/"mine.py").write_text("def number(): return 1")
     assert main([*arguments.split(), "--results", str(tmp_path)]) == 2
     said = capsys.readouterr().err
@@ -253,12 +257,19 @@ def test_an_exponent_is_the_same_however_it_is_written(tmp_path, capsys):
 
 
 def test_a_loss_of_ones_own_is_found_in_the_results(tmp_path, capsys):
-    (tmp_path/"mine.py").write_text("from torch.nn import CrossEntropyLoss as Mine")
-    for loss in ("ce", f"{tmp_path}/mine.py:Mine"): record_run(replace(CONFIG, loss=loss), tmp_path)
-    for word in ("mine.py:Mine", f"{tmp_path}/mine.py:Mine"):
+    mine = tmp_path/"me@home"/"mine.py"
+    mine.parent.mkdir()
+    for text in ("from torch.nn import CrossEntropyLoss as Mine", "from torch.nn import MultiMarginLoss as Mine"):
+        mine.write_text(text)
+        for loss in ("ce", f"{mine}:Mine"): record_run(replace(CONFIG, loss=loss), tmp_path)
+    def results(word):
         assert main(["results", "--results", str(tmp_path), "--loss", word, "--reading", "last"]) == 0
         said = capsys.readouterr().out
-        assert re.search(r"mine.py:Mine@[0-9a-f]{12} +\d", said) and "\nce " not in said
+        assert "\nce " not in said
+        return re.findall(r"mine.py:Mine@[0-9a-f]{12}(?= +\d)", said)
+    both = results("mine.py:Mine")
+    assert len(both) == 2 and results(f"{mine}:Mine") == both
+    assert results(both[0]) == both[:1] and results("mine.py:Mine@0123456789ab") == []
 
 
 def test_another_hold_out_run_is_not_ignored_silently(tmp_path, capfd):

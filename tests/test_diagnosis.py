@@ -140,6 +140,7 @@ def test_a_network_that_knows_nothing_takes_everything_for_noise():
     labels = torch.arange(1000) % 10
     assert estimate_noise(torch.zeros(1000, 10), labels).eta == 1
     assert estimate_noise(torch.randn(1000, 10), labels).eta > 0.85
+    assert estimate_noise(torch.full((1000, 10), -math.inf), labels).eta == 1
 
 
 def test_more_classes_are_tamed_less():
@@ -161,7 +162,7 @@ TWO = torch.zeros(2, 3)
     (lambda: score_predictions(TWO + math.inf, torch.tensor([0, 1])), "logits: got nan or inf"),
     (lambda: label_weights(TWO, torch.tensor([0, 1]), -1.0), "alpha: got -1.0, expected a finite number >= 0"),
     (lambda: precision_recall(torch.arange(2), torch.tensor([1, 5]), 1), "wrong: got torch.int64"),
-    (lambda: estimate_noise("logits", torch.tensor([0])), "logits: got str, expected a tensor or an array"),
+    (lambda: estimate_noise("logits", torch.tensor([0])), "logits: got str, expected a tensor or an array of numbers"),
     (lambda: estimate_noise([[0.0, 1.0]], [0]), "logits: got 2 classes, expected 3 or more"),
     (lambda: score_predictions(TWO.softmax(1), [0, 1]), "logits: got probabilities, expected their logarithms"),
     (lambda: score_predictions(TWO, [0, 1], bins=0), "bins: got 0, expected an int >= 1"),

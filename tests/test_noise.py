@@ -137,6 +137,17 @@ def test_a_data_frame_is_a_matrix():
     assert (noisy.labels[1::2] == 1).all() and 10 < (noisy.labels[::2] == 1).sum() < 40
 
 
+def test_labels_of_any_shape_and_a_row_for_each_class_or_not():
+    assert pair_flip(torch.tensor(3), 1.0, 10, 0).labels == 4
+    two = torch.tensor([[0, 1], [1, 0], [0, 1]])  # of two classes, these are no one-hot rows
+    assert torch.equal(pair_flip(two, 1.0, 2, 0).labels, 1 - two)
+    assert uniform_including_true([], 0.4, 10, 0).labels.shape == (0,)
+    with pytest.raises(TypeError, match="labels: got rows of different lengths"):
+        uniform_including_true([[0], [1, 2]], 0.4, 10, 0)
+    with pytest.raises(ValueError, match="got class 9, expected 0 to 8 .do they count from 1, or is num_classes 10"):
+        uniform_including_true(torch.arange(10), 0.4, 9, 0)
+
+
 LABELS = torch.tensor([0, 1, 2])
 @pytest.mark.parametrize("noise", COUNTED)
 @pytest.mark.parametrize("change, kind, message", [

@@ -108,6 +108,41 @@ def test_other_images_of_the_same_name_share_no_cell(tmp_path, monkeypatch):
     assert cells(frame).n.sum() == 1  # the hold-out run selects no epoch on other images
 
 
+def test_a_loss_that_is_edited_during_a_run_is_recorded_as_it_was(tmp_path, monkeypatch):
+    mine = tmp_path/"mine.py"
+    mine.write_text("from torch.nn import CrossEntropyLoss as Mine")
+    config = replace(TINY, loss=f"{mine}:Mine")
+    name, plain = run_name(config), train(replace(config, loss="ce"))
+    def edit(run, *_): mine.write_text("from torch.nn import MultiMarginLoss as Mine\n")
+    monkeypatch.setattr("tce_nb.records.report", edit)
+    run = record_run(config, tmp_path, progress=True)
+    assert run_name(config) != name and recorded(name, tmp_path) and not recorded(run_name(config), tmp_path)
+    assert [row["train_loss"] for row in run.history] == [row["train_loss"] for row in plain.history]
+
+
+def test_mirrored_or_not_it_is_another_version(tmp_path):
+    arrays = {**np.load(save_npz(tmp_path/"mine.npz"))}
+    config = replace(TINY, dataset=str(tmp_path/"mine.npz"), train_per_class=None, test_per_class=None, epochs=1)
+    for seed, mirror in enumerate((True, False)):
+        np.savez(tmp_path/"mine.npz", **arrays, mirror=mirror)
+        os.utime(tmp_path/"mine.npz", ns=(seed, seed))
+        record_run(replace(config, seed=seed), tmp_path)
+    assert sorted(cells(gather(tmp_path), "last").n) == [1, 1]
+
+
+def test_of_two_versions_each_has_its_own_hold_out_run(tmp_path):
+    config = replace(TINY, epochs=4)
+    def held(version, epoch, **changes):
+        run = train(replace(config, hold_out=0.1, **changes))
+        for row in run.history: row["val_accuracy"] = float(row["epoch"] == epoch)
+        record = make_record(run)
+        write_record(record | dict(data=record["data"] | dict(version=version)), tmp_path)
+    held("one", 2)
+    held("two", 4, hold_out_noisy=False)
+    assert find_selected(config, tmp_path, "one") == find_selected(config, tmp_path) == 2
+    assert find_selected(config, tmp_path, "two") == 4 and find_selected(config, tmp_path, "three") is None
+
+
 def test_a_loss_of_ones_own_counts_by_its_content(tmp_path):
     (tmp_path/"x").mkdir()
     mine, moved = tmp_path/"mine.py", tmp_path/"x"/"mine.py"
@@ -137,7 +172,7 @@ def test_a_record_says_what_was_run(made):
         if name not in ("seconds", "images_per_second"):
             assert column == [row[name] for row in run.history]
     assert record["wrong_rate"] == run.wrong_rate and record["resumed"] == 0
-    assert record["data"] == dict(version=version_of(run.config, run.task), fingerprint=run.task.fingerprint, classes=10, trained_on=80,
+    assert record["data"] == dict(version=version_of(run.identity, run.task), fingerprint=run.task.fingerprint, classes=10, trained_on=80,
                                   held_out=0, tested_on=40)
     assert record["made_on"]["threads"] >= 1 and record["made_on"]["versions"]["torch"]
     last = record["readings"]["last"]

@@ -17,10 +17,10 @@ import pytest
 import torch
 from filelock import Timeout
 
-from conftest import BIN, JOBS, SET, SWEEP, essence, finish, save_npz, tce
+from conftest import BIN, JOBS, SET, SWEEP, essence, finish, run_undisturbed, save_npz, tce
 from tce_nb.records import Files, lock_of, recorded, run_name
 from tce_nb.sweep import (
-    Job, LocalPool, Outcome, execute, image_counts, job_message, plan, template)
+    Job, LocalPool, Outcome, _clash, execute, image_counts, job_message, plan, template)
 from tce_nb.training import Config, preset
 
 
@@ -335,6 +335,26 @@ def test_images_are_counted_without_loading(tmp_path, flat):
     assert image_counts(preset("paper", dataset="svhn"), tmp_path) == (73_257, 26_032)
     assert image_counts(preset("cpu", dataset="cifar100"), tmp_path) == (5_000, 2_000)
     assert image_counts(Config(dataset=str(flat))) == (40, 40)
+
+
+def test_files_are_found_from_everywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/"mine.py").write_text("from torch.nn import CrossEntropyLoss as Mine")
+    job, = plan("smoke", methods=["mine.py:Mine"], seeds=1)[:1]
+    message, name = job_message(job, tmp_path, None), job.name
+    assert message["parameters"]["loss"] == f"{tmp_path}/mine.py:Mine"
+    (tmp_path/"mine.py").unlink()
+    assert job.name == name == message["name"]  # whatever happens to the file
+
+
+def test_a_record_from_another_machine_is_refused_if_its_images_are_others(once):
+    folder = once("undisturbed", run_undisturbed)
+    path = next(folder.glob("records/*-ce-*train*.json"))
+    record = json.loads(path.read_text())
+    assert not _clash(path.read_bytes(), folder) and not _clash(None, folder)
+    record["data"]["version"] = "others"
+    assert "dataset: the images or labels of digits (version others) are not those of" in _clash(
+        json.dumps(record).encode(), folder)
 
 
 def test_a_message_has_only_parameters_of_its_template():

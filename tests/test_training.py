@@ -316,7 +316,6 @@ def test_a_run_is_not_resumed_on_other_data_of_the_same_name(tmp_path, monkeypat
 
 OWN_LOSS = """
 import torch
-from conftest import save_npz
 import torch.nn.functional as F
 from torch import nn
 
@@ -330,12 +329,30 @@ class Fading(nn.Module):
     def forward(self, input, target):
         self.steps += 1
         return F.cross_entropy(input, target) * POWER / self.steps.sqrt()
+
+class Late(nn.Module):
+    "Cross entropy, weighted by how often a class was seen so far"
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", None)
+
+    def forward(self, input, target):
+        if self.seen is None: self.seen = torch.ones(input.shape[1])
+        self.seen += target.bincount(minlength=input.shape[1])
+        return F.cross_entropy(input, target, 1 / self.seen)
+
+class Learned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
 """
 
 
-def test_a_loss_of_ones_own_resumes_with_its_state_and_only_as_it_was(tmp_path):
+@pytest.mark.parametrize("name", ["Fading", "Late"])
+def test_a_loss_of_ones_own_resumes_with_its_state_and_only_as_it_was(tmp_path, name):
     (tmp_path/"mine.py").write_text(OWN_LOSS.replace("POWER", "1.0"))
-    config = replace(TINY, loss=f"{tmp_path}/mine.py:Fading", epochs=4)
+    config = replace(TINY, loss=f"{tmp_path}/mine.py:{name}", epochs=4)
     whole, path = train(config), tmp_path/"run.pt"
     parts, run = prepare(config), Run(config, [], 0.0)
     for epoch in (1, 2): run.history.append(training.run_epoch(parts, config, epoch))
@@ -345,6 +362,12 @@ def test_a_loss_of_ones_own_resumes_with_its_state_and_only_as_it_was(tmp_path):
     (tmp_path/"mine.py").write_text(OWN_LOSS.replace("POWER", "2.0"))
     with pytest.raises(CheckpointError, match=r"belongs to another run \(loss differ\)"):
         train(config, checkpoint=path)
+
+
+def test_a_loss_with_parameters_is_refused(tmp_path):
+    (tmp_path/"mine.py").write_text(OWN_LOSS)
+    with pytest.raises(ValueError, match="loss: mine.py:Learned has parameters, which nothing would train"):
+        prepare(replace(TINY, loss=f"{tmp_path}/mine.py:Learned"))
 
 
 def test_a_constant_channel_is_refused(tmp_path):
