@@ -204,12 +204,12 @@ def usual_version(
     frame: pd.DataFrame,  # from `gather`, or a part of it
 ) -> pd.DataFrame:
     "The runs on the images that most full runs of their data set have"
-    version, usual = frame.version.fillna(""), {}
-    for dataset, part in version.groupby(frame.dataset):
-        full = part[frame.hold_out == 0]
-        count = (full if len(full) else part).value_counts()
+    frame, usual = frame.assign(version=frame.version.fillna("")), {}
+    for dataset, part in frame.groupby("dataset"):
+        full = part[part.hold_out == 0]
+        count = (full if len(full) else part).version.value_counts()
         usual[dataset] = count.sort_index(ascending=False).idxmax()
-    return frame[version == frame.dataset.map(usual)]
+    return frame[frame.version == frame.dataset.map(usual)]
 
 EVIDENCE = ("paper", "cpu")  # presets that count, the first there is
 DATASETS = tuple(ETAS)
