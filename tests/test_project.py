@@ -13,6 +13,7 @@ from conftest import BIN, ROOT, tracked_files
 from made_up import make_up
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tce_nb.records import gather
 from tce_nb.sweep import plan
 
 NOTEBOOKS = sorted(name for name in tracked_files() if name.endswith(".ipynb"))
@@ -51,6 +52,13 @@ def test_the_readme_shows_the_committed_records(clone):
     run(sys.executable, "-c", "from tce_nb.figures import update_readme; update_readme()", cwd=clone, env=environment)
     assert (clone/"README.md").read_text() == before, "make sync writes the table of the records"
     assert "| CE | " in before
+
+
+def test_committed_records_are_of_one_version_of_each_data_set():
+    frame = gather(ROOT/"results")
+    shown = frame[frame.scale == "cpu"]
+    assert len(shown) > 80 and (shown.version != "").all()
+    assert (shown.groupby("dataset").version.nunique() == 1).all()
 
 
 # the book runs every notebook with the records there are; these show them, so they are run without and with all
