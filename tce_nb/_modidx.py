@@ -515,6 +515,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'tce_nb.records._number': ('core/records.html#_number', 'tce_nb/records.py'),
                                 'tce_nb.records._problem': ('core/records.html#_problem', 'tce_nb/records.py'),
                                 'tce_nb.records._progress': ('core/records.html#_progress', 'tce_nb/records.py'),
+                                'tce_nb.records._read_at': ('core/records.html#_read_at', 'tce_nb/records.py'),
                                 'tce_nb.records._record_of': ('core/records.html#_record_of', 'tce_nb/records.py'),
                                 'tce_nb.records._records_of_cell': ('core/records.html#_records_of_cell', 'tce_nb/records.py'),
                                 'tce_nb.records._row': ('core/records.html#_row', 'tce_nb/records.py'),

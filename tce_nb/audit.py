@@ -19,7 +19,7 @@ from scipy import stats
 
 from .data import CLASSES
 from .figures import (
-    THRESHOLDS, TITLES, epochs_to, evidence, evidence_scale, in_tables,
+    THRESHOLDS, TITLES, epochs_to, evidence, evidence_scale,
     markdown_table, threshold_share)
 from .records import paper_numbers, project_folder
 from .sweep import ETAS, METHODS, SEEDS
@@ -205,6 +205,7 @@ class Cell(NamedTuple):
     eta: float
     method: str
 
+# %% ../nbs/core/12_audit.ipynb #e703a20c
 class Evidence:
     "What can be asked of a set of numbers"
     silent = "No numbers."  # said where there is nothing to compare
@@ -314,6 +315,7 @@ def small_scale(
     return [dataset for dataset in ETAS
             if evidence_scale(frame, dataset) != "paper"]
 
+# %% ../nbs/core/12_audit.ipynb #f45f6b31
 class _Runs(Evidence):
     "Runs by cell, their curves by name"
     def __init__(
@@ -324,8 +326,7 @@ class _Runs(Evidence):
         pooled: bool = True,  # judge by the spread of all losses
     ) -> None:
         self.small, self.bench, self.pooled = small_scale(frame), bench, pooled
-        runs = pd.concat([evidence(frame), evidence(
-            frame, self.small, held_out=True)])
+        runs = pd.concat([evidence(frame), evidence(frame, self.small, True)])
         runs = runs.set_index(["seed", "hold_out"], drop=False)
         self.runs = dict(list(runs.groupby(["dataset", "eta", "method"])))
         self.curves = dict(list(epochs.groupby("name")))
@@ -357,10 +358,10 @@ class Recorded(_Runs):
                 second: Cell) -> Optional[Estimate]:
         "The mean difference over common seeds"
         beside = quantity == "accuracy" and first[:2] == second[:2]
+        pool = common_spread(self, first.dataset) \
+            if beside and self.pooled else ()
         return over_seeds(
-            run_differences(self, quantity, first, second),
-            *common_spread(self, first.dataset)
-            if beside and self.pooled else ())
+            run_differences(self, quantity, first, second), *pool)
 
     def extra_time(self) -> Optional[Estimate]:
         "From the benchmark: the records' seconds include pauses"
@@ -1041,18 +1042,20 @@ def _and_held_out(frame: pd.DataFrame) -> str:
             "that held images out, and chose an epoch, count as well: both "
             "sides of a difference then have the same images.")
 
+# %% ../nbs/core/12_audit.ipynb #c1137993
+_SCALE_NOTES = {"paper": ", the paper's own scale", "cpu": (
+    ", **not the paper's scale**: fewer images and far fewer epochs")}
+
 # %% ../nbs/core/12_audit.ipynb #c1137994
 def provenance(
     frame: pd.DataFrame,  # from `gather`
 ) -> str:
     "What our side of the audit is based on, as Markdown"
     runs = evidence(frame)
-    held = in_tables(frame[(frame.hold_out > 0)
-                           & frame.scale.isin(["paper", "cpu"])])
     if runs.empty: return (
-        f"*No finished runs of the paper's grid yet, only {len(held)} of the "
-        "runs that choose an epoch. So nothing here is tested on our side "
-        "but the time.*")
+        "*No finished runs of the paper's grid yet, only "
+        f"{len(evidence(frame, held_out=True))} of the runs that choose an "
+        "epoch. So nothing here is tested on our side but the time.*")
     names = ["dataset", "scale", "trained_on", "tested_on", "epochs",
              "made_on"]
     lines = [f"- {NAMES.get(dataset, dataset)}: preset `{scale}`"
@@ -1066,6 +1069,3 @@ def provenance(
         evidence_scale(frame, dataset)] for dataset in ETAS)
     return "\n".join([f"{len(runs)} of {total} runs on all training images:",
                       "", *lines, _and_held_out(frame)])
-
-_SCALE_NOTES = {"paper": ", the paper's own scale", "cpu": (
-    ", **not the paper's scale**: fewer images and far fewer epochs")}

@@ -646,6 +646,7 @@ def _bare(values: Iterable, column: str) -> list:
                 "@[0-9a-f]{12}$", "", name))}
     return [bare.get(column, lambda name: name)(value) for value in values]
 
+# %% ../nbs/core/09_cli.ipynb #f814e817
 def _chosen(frame: pd.DataFrame, column: str, wanted) -> pd.DataFrame:
     "The runs with one of these values"
     if not wanted: return frame

@@ -239,6 +239,7 @@ def _at_scale(frame: pd.DataFrame, datasets: Iterable[str]) -> pd.DataFrame:
     frame = in_tables(frame, scales)
     return frame[frame.scale == frame.dataset.map(scales)]
 
+# %% ../nbs/core/07_figures.ipynb #b1447c95
 def evidence(
     frame: pd.DataFrame,  # from `gather`
     datasets: Iterable[str] = DATASETS,  # of a table or figure
@@ -338,6 +339,7 @@ def markdown_table(
     return "\n".join(f"| {' | '.join(map(str, row))} |"
                      for row in (head, rule, *rows))
 
+# %% ../nbs/core/07_figures.ipynb #fd7646b2
 def table_markdown(
     table: pd.DataFrame,  # from `compare`
     caption: str,

@@ -434,6 +434,7 @@ def bare_loss(
     own = loss_file(name)
     return f"{Path(own[0]).name}:{own[1]}" if own else name
 
+# %% ../nbs/core/00_losses.ipynb #fddbb2fe
 def _own_loss(file: str, name: str) -> Callable[..., nn.Module]:
     "What a Python file calls by this name"
     try: defined = runpy.run_path(file)
@@ -454,6 +455,7 @@ LOSSES = {
     "tce": TamedCrossEntropyLoss,
 }
 
+# %% ../nbs/core/00_losses.ipynb #38eead69
 def get_loss(
     name: str,  # one of `LOSSES`, or FILE.py:NAME for one of your own
     **kwargs,   # its arguments
@@ -473,6 +475,7 @@ def get_loss(
                 "a class or a function that gives an nn.Module")
     return loss
 
+# %% ../nbs/core/00_losses.ipynb #38eead6b
 def _known_loss(name: str) -> Callable[..., nn.Module]:
     "One of `LOSSES`; anything else is refused, saying what is near"
     if str(name) in LOSSES: return LOSSES[name]

@@ -64,6 +64,7 @@ def _check_noise(labels: Tensor, eta: float, num_classes: int) -> None:
         raise ValueError(f"labels: got one-hot rows, {tuple(labels.shape)}, "
                          "expected class indices: labels.argmax(1)")
 
+# %% ../nbs/core/01_noise.ipynb #eed90a61
 def _wrong_class(labels: Tensor, num_classes: int) -> str:
     "What may be the matter with labels outside of the classes, as a hint"
     low, high = labels.min().item(), labels.max().item()

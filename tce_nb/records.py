@@ -337,8 +337,6 @@ def record_config(
     return Config(**record["config"])
 
 # %% ../nbs/core/05_records.ipynb #2286bf73
-READINGS = ("selected", "last", "oracle")
-
 def _row(record: dict) -> dict[str, Any]:
     "A record as a row of a table"
     config, made = record_config(record), record["made_on"]
@@ -356,8 +354,16 @@ def _row(record: dict) -> dict[str, Any]:
     row |= {k: made[k] for k in ("hardware", "threads", "commit")}
     if config.loss != "tce": row["alpha"] = math.nan
     if config.eta == 0: row["noise"] = Config.noise  # there was none
+    return row | _read_at(record["readings"])
+
+# %% ../nbs/core/05_records.ipynb #2286bf74
+READINGS = ("selected", "last", "oracle")
+
+def _read_at(readings: dict) -> dict[str, float]:
+    "Epoch and accuracy of each reading; nan where there is none"
+    row = {}
     for which in READINGS:
-        at = record["readings"][which] or dict(epoch=None, test_accuracy=None)
+        at = readings[which] or dict(epoch=None, test_accuracy=None)
         row[f"{which}_epoch"], row[which] = (
             math.nan if value is None else float(value)
             for value in (at["epoch"], at["test_accuracy"]))
@@ -553,6 +559,7 @@ def _records_of_cell(config: Config, folder) -> list[dict]:
             found.append(read_record(path))
     return [record for record in found if record["cell"] == cell_of(config)]
 
+# %% ../nbs/core/05_records.ipynb #eb199fc9
 def _selections(records: Iterable[dict]) -> dict[tuple, Optional[int]]:
     "The epoch selected in each cell; on noisy labels, if there is a choice"
     held = sorted((r for r in records if record_config(r).hold_out), key=(

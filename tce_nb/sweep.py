@@ -615,6 +615,7 @@ def _starter(ray, cpus: float, gpus: float, limit: float, checkpoints):
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=8)(_ray_task)
     return lambda message: task.remote(message, limit, threads, folder)
 
+# %% ../nbs/core/06_sweep.ipynb #324c4db9
 def _clash(content: Optional[bytes], results: Path) -> str:
     "What speaks against keeping a record from another machine, if anything"
     if not content: return ""
