@@ -354,8 +354,7 @@ class Recorded(_Runs):
                             quantity not in ("drop", "slide", "early"))
         return over_seeds(values.replace(math.inf, self.longest(cell)))
 
-    def compare(self, quantity: str, first: Cell,
-                second: Cell) -> Optional[Estimate]:
+    def compare(self, quantity, first, second) -> Optional[Estimate]:
         "The mean difference over common seeds"
         beside = quantity == "accuracy" and first[:2] == second[:2]
         pool = common_spread(self, first.dataset) \
