@@ -20,6 +20,7 @@ from .data import epoch_batches, import_torchvision, load
 from .losses import LOSSES, get_loss, tamed_cross_entropy
 from .records import device_name, library_commit
 from .resnet import ResNet
+from .sweep import KEEP_MEMORY
 from .training import (
     Config, Run, _state, prepare, save_checkpoint, stream, train_epoch)
 
@@ -246,7 +247,8 @@ class SideBySide:
     def __init__(self, path: str, workers: int) -> None:
         self.workers: list[Any] = [subprocess.Popen(
             [sys.executable, "-c", _WORKER, path], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**KEEP_MEMORY, **os.environ})
             for _ in range(workers)]
         for worker in self.workers: worker.stdout.readline()
 

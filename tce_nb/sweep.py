@@ -27,10 +27,10 @@ from .training import (
     preset, train_epoch, write_whole)
 
 # %% auto #0
-__all__ = ['SIZES', 'METHODS', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'SETTINGS', 'STATES', 'unknown', 'check_dataset',
-           'parse_method', 'Job', 'hold_out_size', 'Block', 'grid', 'plan', 'template', 'read_parameters',
-           'run_notebook', 'job_message', 'worker', 'Outcome', 'execute', 'Pool', 'LocalPool', 'RayPool', 'State',
-           'look', 'look_by_name', 'Sweep', 'image_counts', 'cost', 'measure_speed', 'progress_of']
+__all__ = ['SIZES', 'METHODS', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'SETTINGS', 'KEEP_MEMORY', 'STATES', 'unknown',
+           'check_dataset', 'parse_method', 'Job', 'hold_out_size', 'Block', 'grid', 'plan', 'template',
+           'read_parameters', 'run_notebook', 'job_message', 'worker', 'Outcome', 'execute', 'Pool', 'LocalPool',
+           'RayPool', 'State', 'look', 'look_by_name', 'Sweep', 'image_counts', 'cost', 'measure_speed', 'progress_of']
 
 # %% ../nbs/core/06_sweep.ipynb #ce7a1ed0
 def unknown(
@@ -401,6 +401,12 @@ class Outcome:
     reason: str = ""
     final: bool = False  # not worth another try
 
+# %% ../nbs/core/06_sweep.ipynb #5b0e71ab
+KEEP_MEMORY = {"GLIBC_TUNABLES": ":".join((  # read by glibc alone
+    "glibc.malloc.mmap_max=0",               # tensors come from the heap,
+    "glibc.malloc.trim_threshold=100000000000",  # which never shrinks
+    "glibc.malloc.hugetlb=1"))}
+
 # %% ../nbs/core/06_sweep.ipynb #6c171ec5
 _LIBRARY = str(Path(tce_nb.__file__).parents[1])  # of driver and workers
 _WORKER = [sys.executable, "-c", (
@@ -424,7 +430,7 @@ def execute(
     with open(files.log, "wb") as log:
         process = subprocess.Popen(
             _WORKER, stdin=subprocess.PIPE, stdout=log, stderr=log,
-            env={**os.environ, **environment})
+            env={**KEEP_MEMORY, **os.environ, **environment})
     started(process)
     code, timed_out = _wait(process, message, limit)
     old = message["parameters"]["rerun"] and before == _modified(files.record)
