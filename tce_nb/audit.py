@@ -19,8 +19,8 @@ from scipy import stats
 
 from .data import CLASSES
 from .figures import (
-    THRESHOLDS, TITLES, epochs_to, evidence, evidence_scale,
-    markdown_table, threshold_share)
+    THRESHOLDS, TITLES, both_tables, epochs_to, evidence, evidence_scale,
+    guessed_in_words, markdown_table, threshold_share, where_learned)
 from .records import paper_numbers, project_folder
 from .sweep import ETAS, METHODS, SEEDS
 
@@ -326,7 +326,8 @@ class _Runs(Evidence):
         pooled: bool = True,  # judge by the spread of all losses
     ) -> None:
         self.small, self.bench, self.pooled = small_scale(frame), bench, pooled
-        runs = pd.concat([evidence(frame), evidence(frame, self.small, True)])
+        runs = where_learned(pd.concat([
+            evidence(frame), evidence(frame, self.small, True)]))
         runs = runs.set_index(["seed", "hold_out"], drop=False)
         self.runs = dict(list(runs.groupby(["dataset", "eta", "method"])))
         self.curves = dict(list(epochs.groupby("name")))
@@ -357,7 +358,7 @@ class Recorded(_Runs):
     def compare(self, quantity, first, second) -> Optional[Estimate]:
         "The mean difference over common seeds"
         beside = quantity == "accuracy" and first[:2] == second[:2]
-        pool = common_spread(self, first.dataset) \
+        pool = common_spread(self, first.dataset, first.eta) \
             if beside and self.pooled else ()
         return over_seeds(
             run_differences(self, quantity, first, second), *pool)
@@ -419,22 +420,21 @@ def run_differences(
     return (reached[0] - reached[1]).mask(never.all(axis=1))
 
 # %% ../nbs/core/12_audit.ipynb #8710a784
-@functools.lru_cache(maxsize=100)
+@functools.lru_cache(maxsize=200)
 def common_spread(
     records: Recorded,
     dataset: str,
+    eta: float,
 ) -> tuple[float, int]:  # and its degrees of freedom
     "Standard deviation, over seeds, of a difference between two losses"
-    squares, df = 0.0, 0
-    for eta in ETAS[dataset]:
-        runs = pd.DataFrame({method: run_values(records, "accuracy", Cell(
-            dataset, eta, method)) for method in METHODS if method != "mae"})
-        runs = runs.loc[:, runs.count() > 1].dropna()
-        if min(runs.shape) < 2: continue
-        rest = runs.sub(runs.mean(axis=1), axis=0)
-        squares += float(((rest - rest.mean()) ** 2).to_numpy().sum())
-        df += (len(runs) - 1) * (len(runs.columns) - 1)
-    return math.sqrt(2 * squares / df) if df else 0.0, df
+    runs = pd.DataFrame({method: run_values(records, "accuracy", Cell(
+        dataset, eta, method)) for method in METHODS if method != "mae"})
+    runs = runs.loc[:, runs.count() > 1].dropna()
+    if min(runs.shape) < 2: return 0.0, 0
+    rest = runs.sub(runs.mean(axis=1), axis=0)
+    squares = float(((rest - rest.mean()) ** 2).to_numpy().sum())
+    df = (len(runs) - 1) * (len(runs.columns) - 1)
+    return math.sqrt(2 * squares / df), df
 
 # %% ../nbs/core/12_audit.ipynb #b01f246c
 def _extra_time(report: Optional[dict]) -> Optional[Estimate]:
@@ -1066,5 +1066,7 @@ def provenance(
              in runs.groupby(names)]
     total = sum(len(cells_of(*METHODS, datasets=[dataset])) * SEEDS[
         evidence_scale(frame, dataset)] for dataset in ETAS)
+    guessed = guessed_in_words(both_tables(frame), "- Not compared: ", ".")
     return "\n".join([f"{len(runs)} of {total} runs on all training images:",
-                      "", *lines, _and_held_out(frame)])
+                      "", *lines, *[guessed] * bool(guessed),
+                      _and_held_out(frame)])

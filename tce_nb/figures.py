@@ -27,11 +27,12 @@ from .training import Config, drops, preset
 # %% auto #0
 __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'method_style', 'alpha_style',
            'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
-           'plot_confusion', 'usual_version', 'in_tables', 'evidence_scale', 'evidence', 'scale_note', 'compare',
-           'markdown_table', 'table_markdown', 'missing_commands', 'show_table', 'gains_in_words', 'curves',
-           'plot_learning', 'plot_ten_classes', 'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold',
-           'speed_points', 'plot_speed', 'plot_runs', 'conspicuous', 'start_epochs', 'beyond_table',
-           'digits_comparison', 'both_tables', 'headline', 'without_clean', 'readme_table', 'update_readme']
+           'plot_confusion', 'usual_version', 'in_tables', 'evidence_scale', 'evidence', 'where_learned', 'scale_note',
+           'compare', 'markdown_table', 'table_markdown', 'missing_commands', 'guessed_in_words', 'show_table',
+           'gains_in_words', 'curves', 'plot_learning', 'plot_ten_classes', 'overfitting', 'epochs_to',
+           'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'plot_runs', 'conspicuous',
+           'start_epochs', 'beyond_table', 'digits_comparison', 'both_tables', 'headline', 'without_clean',
+           'readme_table', 'update_readme']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -251,6 +252,15 @@ def evidence(
         if held_out else frame.hold_out == 0  # the paper's labels are noisy
     return frame[wanted]
 
+# %% ../nbs/core/07_figures.ipynb #a3d10c02
+def where_learned(
+    runs: pd.DataFrame,  # some of `gather`
+) -> pd.DataFrame:
+    "The runs of the columns in which some run is twice as good as a guess"
+    good = runs.selected.astype(float) >= 2 / runs.classes.astype(float)
+    column = [runs[name] for name in ("scale", "dataset", "eta")]
+    return runs[good.groupby(column).transform("any").astype(bool)]
+
 # %% ../nbs/core/07_figures.ipynb #7f8c404f
 TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN",
           "cifar100": "CIFAR-100", "digits": "digits"}
@@ -304,13 +314,16 @@ def compare(
     for count in ("n", "diverged"):
         table[count] = table[count].fillna(0).astype(int)
     table["paper_gain"] = table.paper - _of_ce(table, "paper")
-    table["gain"] = [_gain(ours, row) for row in table.itertuples()]
+    compared = where_learned(ours)
+    table["gain"] = [_gain(compared, row) for row in table.itertuples()]
+    table["learned"] = _column(table).isin(_column(compared))
     for column in ("paper", "mean"):
         best = table.groupby(["dataset", "eta"])[column].transform("max")
         table[f"best_{column}"] = table[column] == best
     made = (table.n + table.diverged > 0).groupby(
         [table.dataset, table.eta]).transform("all")
-    table["best_mean"] &= made  # a best of what is there may not be one
+    # a best of what is there may not be one
+    table["best_mean"] &= made & table.learned
     return table
 
 # %% ../nbs/core/07_figures.ipynb #9109438a
@@ -319,6 +332,10 @@ def _of_ce(table: pd.DataFrame, column: str) -> pd.Series:
     plain = table[table.method == "ce"].set_index(["dataset", "eta"])[column]
     return table.set_index(["dataset", "eta"]).index.map(plain).to_series(
         index=table.index)
+
+def _column(rows: pd.DataFrame) -> pd.Series:
+    "The data set and noise ratio of each row, as one value"
+    return rows.dataset + " " + rows.eta.astype(str)
 
 def _gain(runs: pd.DataFrame, row) -> float:
     "Difference to cross entropy over common seeds, in points"
@@ -400,6 +417,19 @@ def missing_commands(
             f"--dataset {dataset} --eta {eta:g}{loss}")
     return commands
 
+# %% ../nbs/core/07_figures.ipynb #a3d10c06
+def guessed_in_words(
+    table: pd.DataFrame,  # from `compare`
+    before: str = "",     # said in front,
+    after: str = "",      # and behind, if there is anything to say
+) -> str:
+    "The columns of a table in which no loss has learned"
+    rows = table[(table.n > 0) & ~table.learned]
+    where = dict.fromkeys(f"{TITLES[row.dataset]} at η = {row.eta:g}"
+                          for row in rows.itertuples())
+    return f"{before}{', '.join(where)}, where no loss so far is twice as " \
+        f"good as a guess{after}" if where else ""
+
 # %% ../nbs/core/07_figures.ipynb #62be95e9
 def show_table(
     frame: pd.DataFrame,  # from `gather`
@@ -413,8 +443,10 @@ def show_table(
     commands = missing_commands(frame, table)
     folded = ["", ":::{dropdown} Commands that fill the empty cells",
               "```bash", *commands, "```", ":::"] if commands else []
-    return "\n".join([scale_note(frame, datasets), "", table_markdown(
-        table, caption, name), *folded])
+    notes = scale_note(frame, datasets) + guessed_in_words(
+        table, " Not compared: ", ".")
+    return "\n".join([notes, "", table_markdown(table, caption, name),
+                      *folded])
 
 # %% ../nbs/core/07_figures.ipynb #79772eb4
 def gains_in_words(
@@ -438,7 +470,8 @@ def gains_in_words(
             f"in {1 - 1 / len(ALPHAS):.0%}), at best by {top[column]:+.1f} "
             f"points ({TITLES[top.dataset]}, η = {top.eta:g}, "
             f"{_label(top.method)}); a fixed exponent: {', '.join(fixed)}"
-            + (_one_seed(tamed.n) if column == "gain" else ""))
+            + ("" if column != "gain" else _one_seed(tamed.n)
+               + guessed_in_words(table, "; left out: ")))
 
 # %% ../nbs/core/07_figures.ipynb #79772eb5
 def _one_seed(seeds: pd.Series) -> str:

@@ -190,7 +190,7 @@ def test_alike(difference, expected):
 @pytest.mark.parametrize("learns", [True, False])
 def test_guessing_can_be_refuted_at_any_scale_and_shown_only_at_the_papers(scale, learns):
     cells = cells_of("mae")
-    ours = made_up(lambda c: fair(c) if learns else 100 / CLASSES[c.dataset], scale=scale)
+    ours = made_up(lambda c: fair(c) if learns or c.method != "mae" else 100 / CLASSES[c.dataset], scale=scale)
     expected = CONTRADICTED if learns else SUPPORTED if scale == "paper" else UNTESTED
     assert judged(at_full_scale(guessing(cells), YES), ours) == expected
     assert judged(guessing(cells), ours) == (CONTRADICTED if learns else SUPPORTED)
@@ -251,8 +251,8 @@ def test_few_seeds_can_contradict_a_claim_about_many_cells():
     ours = made_up(lambda c: fair(c) + (c.method in TAMED) - 6 * (c == worse), seeds=3, spread=0.5)
     found = dict(zip(cells, outcomes(larger("accuracy", against(cells, "ce")), ours)))
     assert found[worse] == NO and list(found.values()).count(NO) == 1
-    std, df = common_spread(ours, "cifar100")
-    assert 0.2 < std < 2 and df == 5 * 2 * 5  # noise ratios, seeds and losses without MAE, less one
+    std, df = common_spread(ours, "cifar100", 0.4)
+    assert 0.2 < std < 2 and df == 2 * 5  # seeds and losses without MAE, less one each
 
 
 def test_slides_and_drops():
