@@ -367,6 +367,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'tce_nb.figures._entry': ('core/figures.html#_entry', 'tce_nb/figures.py'),
                                 'tce_nb.figures._gain': ('core/figures.html#_gain', 'tce_nb/figures.py'),
                                 'tce_nb.figures._label': ('core/figures.html#_label', 'tce_nb/figures.py'),
+                                'tce_nb.figures._mark_best': ('core/figures.html#_mark_best', 'tce_nb/figures.py'),
                                 'tce_nb.figures._measured': ('core/figures.html#_measured', 'tce_nb/figures.py'),
                                 'tce_nb.figures._name_cells': ('core/figures.html#_name_cells', 'tce_nb/figures.py'),
                                 'tce_nb.figures._name_losses': ('core/figures.html#_name_losses', 'tce_nb/figures.py'),

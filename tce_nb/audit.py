@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
@@ -206,7 +207,7 @@ class Cell(NamedTuple):
     method: str
 
 # %% ../nbs/core/12_audit.ipynb #e703a20c
-class Evidence:
+class Evidence(ABC):
     "What can be asked of a set of numbers"
     silent = "No numbers."  # said where there is nothing to compare
 
@@ -214,14 +215,14 @@ class Evidence:
         "Whether it was made with the paper's images and epochs"
         return True
 
+    @abstractmethod
     def level(self, quantity: str, cell: Cell) -> Optional[Estimate]:
         "How large a quantity is in a cell"
-        raise NotImplementedError
 
+    @abstractmethod
     def compare(self, quantity: str, first: Cell,
                 second: Cell) -> Optional[Estimate]:
         "By how much it is larger in the first cell than in the second"
-        raise NotImplementedError
 
     def extra_time(self) -> Optional[Estimate]:
         "How much longer an epoch takes with TCE than with CE, in percent"

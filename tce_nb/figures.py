@@ -317,13 +317,7 @@ def compare(
     compared = where_learned(ours)
     table["gain"] = [_gain(compared, row) for row in table.itertuples()]
     table["learned"] = _column(table).isin(_column(compared))
-    for column in ("paper", "mean"):
-        best = table.groupby(["dataset", "eta"])[column].transform("max")
-        table[f"best_{column}"] = table[column] == best
-    made = (table.n + table.diverged > 0).groupby(
-        [table.dataset, table.eta]).transform("all")
-    # a best of what is there may not be one
-    table["best_mean"] &= made & table.learned
+    _mark_best(table)
     return table
 
 # %% ../nbs/core/07_figures.ipynb #9109438a
@@ -342,6 +336,16 @@ def _gain(runs: pd.DataFrame, row) -> float:
     if row.method == "ce" or row.n == 0: return math.nan
     same = runs[(runs.dataset == row.dataset) & (runs.eta == row.eta)]
     return 100 * paired_difference(same, row.method)["mean"]
+
+# %% ../nbs/core/07_figures.ipynb #a3d10c07
+def _mark_best(table: pd.DataFrame) -> None:
+    "Say which cells are the best of their column, the paper's and ours"
+    made = table.n + table.diverged > 0
+    whole = made.groupby(_column(table)).transform("all")
+    for name in ("paper", "mean"):
+        best = table.groupby(_column(table))[name].transform("max")
+        table[f"best_{name}"] = table[name] == best
+    table["best_mean"] &= whole & table.learned  # of a part there is no best
 
 # %% ../nbs/core/07_figures.ipynb #fd7646b1
 def markdown_table(

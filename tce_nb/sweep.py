@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast, concurrent.futures, contextlib, difflib, functools, json, logging
 import os, signal, socket, subprocess, sys, tempfile, threading, time
 import traceback
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Optional, Union
@@ -476,7 +477,7 @@ def _failed(name: str, files: Files, code: int, limit) -> Outcome:
                    + (f"; its last words: {said[-1]}" if said else ""))
 
 # %% ../nbs/core/06_sweep.ipynb #113a77f0
-class Pool:
+class Pool(ABC):
     "A number of slots that run jobs; a kind of pool says how"
     slots: int
     results: Path                   # folder of results
@@ -492,11 +493,13 @@ class Pool:
         return self.threads.submit(self._run, job_message(
             job, self.results, self.data, selected))
 
-    def _run(self, message: dict) -> Outcome: raise NotImplementedError
+    @abstractmethod
+    def _run(self, message: dict) -> Outcome:
+        "Run a job and wait for its end"
 
+    @abstractmethod
     def close(self) -> None:
         "End what is still running"
-        raise NotImplementedError
 
 # %% ../nbs/core/06_sweep.ipynb #bcc47cd6
 class LocalPool(Pool):
