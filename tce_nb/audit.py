@@ -324,7 +324,7 @@ class _Runs(Evidence):
         frame: pd.DataFrame,   # from `gather`
         epochs: pd.DataFrame,  # from `histories`
         bench: Optional[dict] = None,  # the report in results/bench.json
-        pooled: bool = True,  # judge by the spread of all losses
+        pooled: bool = True,  # judge by the spread of a column
     ) -> None:
         self.small, self.bench, self.pooled = small_scale(frame), bench, pooled
         runs = where_learned(pd.concat([
@@ -995,7 +995,7 @@ def audit(
     frame: pd.DataFrame,   # from `gather`
     epochs: pd.DataFrame,  # from `histories`
     bench: Optional[dict] = None,  # default: results/bench.json
-    pooled: bool = True,  # judge by the spread of all losses of a data set
+    pooled: bool = True,  # judge by the spread of all losses of a column
 ) -> dict[str, Row]:
     "All claims by name, judged on the paper's numbers and on our records"
     theirs = Printed()

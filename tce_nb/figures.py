@@ -30,7 +30,7 @@ __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOL
            'plot_confusion', 'usual_version', 'in_tables', 'evidence_scale', 'evidence', 'where_learned', 'scale_note',
            'compare', 'markdown_table', 'table_markdown', 'missing_commands', 'guessed_in_words', 'show_table',
            'gains_in_words', 'curves', 'plot_learning', 'plot_ten_classes', 'overfitting', 'epochs_to',
-           'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'plot_runs', 'conspicuous',
+           'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'plot_gains', 'plot_runs', 'conspicuous',
            'start_epochs', 'beyond_table', 'digits_comparison', 'both_tables', 'headline', 'without_clean',
            'readme_table', 'update_readme']
 
@@ -697,6 +697,35 @@ def _point_style(method: str) -> dict:
 def _spread(std: float) -> Optional[float]:
     "A length for an error bar, if there is one"
     return None if math.isnan(std) else std
+
+# %% ../nbs/core/07_figures.ipynb #a3d10c12
+def plot_gains(
+    tables: pd.DataFrame,  # from `both_tables`
+) -> Figure:
+    "Gain over cross entropy by noise ratio: ours beside the paper's"
+    figure, panels = plt.subplots(len(DATASETS), 2, sharex="col",
+                                  sharey="row", figsize=(8, 9))
+    for line, dataset in zip(panels, DATASETS):
+        rows = tables[tables.dataset == dataset].sort_values("eta")
+        for axes, column in zip(line, ("gain", "paper_gain")):
+            _plot_gain(axes, rows.dropna(subset=column), column)
+            whose = "ours" if column == "gain" else "the paper's"
+            axes.set(title=f"{TITLES[dataset]}, {whose}",
+                     xticks=sorted(ETAS[dataset]), xlim=(-0.05, 0.85))
+        line[0].set_ylabel("points over CE")
+    for axes in panels[-1]: axes.set_xlabel("noise ratio η")
+    _name_losses(figure, [m for m in METHODS if m[:3] == "tce"], marker="o")
+    return figure
+
+# %% ../nbs/core/07_figures.ipynb #a3d10c13
+def _plot_gain(axes: Axes, rows: pd.DataFrame, column: str) -> None:
+    "A panel: a line for each exponent, and the level of cross entropy"
+    for method, part in rows.groupby("method"):
+        if method[:3] == "tce": axes.plot(
+            part.eta, part[column], marker="o", markersize=5,
+            **method_style(method))
+    _say_if_empty(axes)
+    axes.axhline(0, color=method_style("ce")["color"], linewidth=1, zorder=0)
 
 # %% ../nbs/core/07_figures.ipynb #5c1d7a11
 def plot_runs(
