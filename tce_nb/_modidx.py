@@ -90,7 +90,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.bench.SideBySide.close': ('core/bench.html#sidebyside.close', 'tce_nb/bench.py'),
                               'tce_nb.bench._case_name': ('core/bench.html#_case_name', 'tce_nb/bench.py'),
                               'tce_nb.bench._cutters': ('core/bench.html#_cutters', 'tce_nb/bench.py'),
-                              'tce_nb.bench._import': ('core/bench.html#_import', 'tce_nb/bench.py'),
+                              'tce_nb.bench._import_times': ('core/bench.html#_import_times', 'tce_nb/bench.py'),
                               'tce_nb.bench._loss_case': ('core/bench.html#_loss_case', 'tce_nb/bench.py'),
                               'tce_nb.bench._memory_row': ('core/bench.html#_memory_row', 'tce_nb/bench.py'),
                               'tce_nb.bench._part_rows': ('core/bench.html#_part_rows', 'tce_nb/bench.py'),

@@ -360,9 +360,7 @@ def bench_parts(
         saved = take_turns({"save": _saver(large)}, 1)
         sizes = take_turns({"256": our_loop(small), "1024": our_loop(large)},
                            seconds)
-    imports = take_turns({"ours": _import("torch, tce_nb"),
-                          "theirs": _import("torch")}, 3 * seconds)
-    return _part_rows(times, cut, saved, sizes, imports)
+    return _part_rows(times, cut, saved, sizes, _import_times())
 
 # %% ../nbs/core/11_bench.ipynb #5688ca73
 def _part_rows(times, cut, saved, sizes, imports) -> list[Row]:
@@ -400,10 +398,15 @@ def _saver(path: str) -> Callable[[], object]:
                                    _state(run, parts))
 
 # %% ../nbs/core/11_bench.ipynb #7f543c51
-def _import(what: str) -> Callable[[], object]:
-    "A fresh interpreter that imports this"
-    return lambda: subprocess.run([sys.executable, "-c", f"import {what}"],
-                                  check=True)
+def _import_times(rounds: int = 8) -> dict[str, list[float]]:
+    "Seconds until PyTorch is imported, and until we are, in each round"
+    clock = "print(time.perf_counter() - start)"
+    code = ("import time; start = time.perf_counter(); "
+            f"import torch; {clock}; import tce_nb; {clock}")
+    said = [subprocess.check_output([sys.executable, "-c", code]).split()
+            for _ in range(rounds)]
+    return {name: [float(times[i]) for times in said]
+            for i, name in enumerate(("theirs", "ours"))}
 
 # %% ../nbs/core/11_bench.ipynb #2e3a65d3
 def machine() -> Row:
