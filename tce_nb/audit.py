@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Callable, Iterable, NamedTuple, Optional, Protocol
+from typing import (
+    Any, Callable, Iterable, NamedTuple, Optional, Protocol)
 
 import numpy as np
 import pandas as pd
@@ -21,19 +22,19 @@ from scipy import stats
 from .data import CLASSES
 from .figures import (
     THRESHOLDS, TITLES, both_tables, epochs_to, evidence, evidence_scale,
-    guessed_in_words, markdown_table, threshold_share, where_learned)
+    guessed_in_words, has_learned, markdown_table, threshold_share)
 from .records import paper_numbers, project_folder
 from .sweep import ETAS, METHODS, SEEDS
 
 # %% auto #0
-__all__ = ['OUTCOMES', 'YES', 'NO', 'OPEN', 'MISSING', 'VERDICTS', 'SUPPORTED', 'IN_PART', 'CONTRADICTED', 'UNTESTED', 'TAMED',
+__all__ = ['OUTCOMES', 'YES', 'NO', 'OPEN', 'MISSING', 'VERDICTS', 'SUPPORTED', 'IN_PART', 'CONTRADICTED', 'UNDECIDED', 'TAMED',
            'NAMES', 'SCENARIOS', 'Pairs', 'FEW', 'LITTLE', 'SAME_SPEED', 'EXCELLENT', 'SAME_TIME', 'CLAIMS', 'Estimate',
            'printed', 'over_seeds', 'welch', 'variation', 'above', 'below', 'within', 'equals', 'every', 'some',
            'verdict', 'Cell', 'Evidence', 'runs_behind', 'Printed', 'stages', 'drop', 'slide', 'early_slide',
-           'small_scale', 'Recorded', 'run_values', 'run_differences', 'common_spread', 'Check', 'Checks', 'cells_of',
-           'against', 'larger', 'alike', 'levels', 'guessing', 'gains', 'best_alpha', 'spread', 'undominated',
-           'at_full_scale', 'together', 'Claim', 'Judgement', 'judge', 'effect', 'basis', 'positive', 'Row', 'audit',
-           'read_bench', 'summary', 'section', 'provenance']
+           'small_scale', 'Recorded', 'run_values', 'run_differences', 'known_to_learn', 'common_spread', 'Check',
+           'Checks', 'cells_of', 'against', 'larger', 'alike', 'levels', 'guessing', 'gains', 'best_alpha', 'spread',
+           'undominated', 'at_full_scale', 'together', 'Claim', 'Judgement', 'judge', 'effect', 'basis', 'positive',
+           'Row', 'audit', 'read_bench', 'summary', 'section', 'provenance']
 
 # %% ../nbs/core/12_audit.ipynb #7c789476
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def printed(
 def over_seeds(
     values: pd.Series,  # one for each seed; nan where it says nothing
     std: float = 0.0,   # their spread, as known from elsewhere
-    df: int = 0,        # degrees of freedom behind it
+    df: float = 0,      # degrees of freedom behind it
 ) -> Optional[Estimate]:
     "Mean over the seeds with its t interval"
     if values.empty: return None
@@ -102,8 +103,8 @@ def variation(
     std: float,
     n: int,  # runs behind both
 ) -> Optional[Estimate]:
-    "A standard deviation in percent of its mean, with its 95% interval"
-    if n < 2: return None
+    "A standard deviation of three or more in percent of its mean"
+    if n < 3: return None
     value = 100 * std / mean
     low, high = (value * math.sqrt((n - 1) / stats.chi2.ppf(p, n - 1))
                  for p in (0.975, 0.025))
@@ -175,29 +176,37 @@ def some(
 
 # %% ../nbs/core/12_audit.ipynb #d515cd2a
 VERDICTS = ("supported", "supported in part", "contradicted",
-            "not tested yet")
-SUPPORTED, IN_PART, CONTRADICTED, UNTESTED = VERDICTS
+            "not decided")
+SUPPORTED, IN_PART, CONTRADICTED, UNDECIDED = VERDICTS
 
 def verdict(
     outcomes: Iterable[str],
     allowed: int = 0,       # exceptions that the claim itself admits
     general: bool = False,  # a tendency, not a statement about every cell
     enough: bool = True,    # the comparisons are all that it says
+    places: Iterable[Any] = (),  # of the outcomes; default: all different
 ) -> str:
     "What the outcomes of its comparisons say about a claim"
+    outcomes = list(outcomes)
     count = Counter(outcomes)
     could = count[YES] + count[MISSING] + count[OPEN]  # still speak for it
     if count[NO] and count[NO] >= (could if general else allowed + 1):
         return CONTRADICTED
-    luck = _luck(count[YES], count[YES] + count[OPEN] + count[NO])
+    luck = _luck(outcomes, list(places) or list(range(len(outcomes))))
     if count[MISSING] or luck > 0.05 or general and count[NO] >= count[YES]:
-        return UNTESTED
+        return UNDECIDED
     if count[OPEN] or general and count[NO] or not enough: return IN_PART
     return SUPPORTED
 
-def _luck(found: int, among: int) -> float:
-    "How likely so many or more are as claimed where nothing is to be found"
-    return stats.binom.sf(found - 1, among, 0.025)
+def _luck(outcomes: list[str], places: list[Any]) -> float:
+    "How likely so many places are half as claimed where nothing is found"
+    known: dict[Any, list[str]] = {}
+    for place, outcome in zip(places, outcomes):
+        if outcome != MISSING: known.setdefault(place, []).append(outcome)
+    found = sum(2 * part.count(YES) >= len(part) for part in known.values())
+    single = all(len(part) == 1 for part in known.values())
+    chance = 0.025 if single else 0.05  # of half of any number, by Markov
+    return round(stats.binom.sf(found - 1, len(known), chance), 9)
 
 # %% ../nbs/core/12_audit.ipynb #e703a20b
 class Cell(NamedTuple):
@@ -327,8 +336,8 @@ class _Runs(Evidence):
         pooled: bool = True,  # judge by the spread of a column
     ) -> None:
         self.small, self.bench, self.pooled = small_scale(frame), bench, pooled
-        runs = where_learned(pd.concat([
-            evidence(frame), evidence(frame, self.small, True)]))
+        runs = pd.concat([evidence(frame), evidence(frame, self.small, True)])
+        runs["learned"] = has_learned(runs)
         runs = runs.set_index(["seed", "hold_out"], drop=False)
         self.runs = dict(list(runs.groupby(["dataset", "eta", "method"])))
         self.curves = dict(list(epochs.groupby("name")))
@@ -358,9 +367,9 @@ class Recorded(_Runs):
 
     def compare(self, quantity, first, second) -> Optional[Estimate]:
         "The mean difference over common seeds"
-        beside = quantity == "accuracy" and first[:2] == second[:2]
-        pool = common_spread(self, first.dataset, first.eta) \
-            if beside and self.pooled else ()
+        if not any(known_to_learn(self, cell) for cell in (first, second)):
+            return None
+        pool = _pool(self, quantity, first, second) if self.pooled else ()
         return over_seeds(
             run_differences(self, quantity, first, second), *pool)
 
@@ -420,22 +429,44 @@ def run_differences(
     reached = both.mask(never, records.longest(first))
     return (reached[0] - reached[1]).mask(never.all(axis=1))
 
+# %% ../nbs/core/12_audit.ipynb #8710a785
+def known_to_learn(records: Recorded, cell: Cell) -> bool:
+    "Whether a run of a cell is twice as good as a guess"
+    return cell in records.runs and bool(records.runs[cell].learned.any())
+
+def _steady(records: Recorded, cell: Cell) -> pd.Series:
+    "The accuracy of the runs of a cell that have not diverged, in percent"
+    runs = records.runs[cell]
+    return 100 * runs.selected.astype(float)[runs.diverged.isna()].dropna()
+
 # %% ../nbs/core/12_audit.ipynb #8710a784
 @functools.lru_cache(maxsize=200)
 def common_spread(
     records: Recorded,
     dataset: str,
     eta: float,
-) -> tuple[float, int]:  # and its degrees of freedom
+) -> tuple[float, float]:  # and its degrees of freedom
     "Standard deviation, over seeds, of a difference between two losses"
-    runs = pd.DataFrame({method: run_values(records, "accuracy", Cell(
-        dataset, eta, method)) for method in METHODS if method != "mae"})
+    cells = [Cell(dataset, eta, m) for m in METHODS if m != "mae"]
+    runs = pd.DataFrame({cell.method: _steady(records, cell)
+                         for cell in cells if known_to_learn(records, cell)})
     runs = runs.loc[:, runs.count() > 1].dropna()
-    if min(runs.shape) < 2: return 0.0, 0
+    if min(runs.shape) < 2: return 0.0, 0.0
     rest = runs.sub(runs.mean(axis=1), axis=0)
     squares = float(((rest - rest.mean()) ** 2).to_numpy().sum())
     df = (len(runs) - 1) * (len(runs.columns) - 1)
     return math.sqrt(2 * squares / df), df
+
+# %% ../nbs/core/12_audit.ipynb #8710a786
+def _pool(records: Recorded, quantity: str, first: Cell,
+          second: Cell) -> tuple[float, float]:
+    "The spread of a difference that its columns know of, if they do"
+    one, two = (common_spread(records, *cell[:2]) for cell in (first, second))
+    if quantity == "accuracy" and first[:2] == second[:2]: return one
+    if quantity != "gain" or not one[1] or not two[1]: return 0.0, 0.0
+    a, b = one[0] ** 2, two[0] ** 2
+    df = (a + b) ** 2 / (a ** 2 / one[1] + b ** 2 / two[1])
+    return math.sqrt(a + b), df
 
 # %% ../nbs/core/12_audit.ipynb #b01f246c
 def _extra_time(report: Optional[dict]) -> Optional[Estimate]:
@@ -454,7 +485,7 @@ class Check(NamedTuple):
     outcome: str
     estimate: Optional[Estimate]
     unit: str = "points"
-    dataset: str = ""
+    place: tuple = ()  # data set, ...: the same where runs are shared
 
 class Checks(Protocol):
     "How to compare: one by one for a tendency, else all at once"
@@ -500,7 +531,7 @@ def larger(
         family = 1 if general else len(pairs)
         found = [evidence.compare(quantity, *pair) for pair in pairs]
         return [Check(_pair_name(*pair), above(e, family=family), e, unit,
-                      pair[0].dataset) for pair, e in zip(pairs, found)]
+                      pair[0][:2]) for pair, e in zip(pairs, found)]
     return checks
 
 def _pair_name(first: Cell, second: Cell) -> str:
@@ -524,7 +555,7 @@ def alike(
         known = level or not share
         e = evidence.compare(quantity, first, second) if known else None
         return Check(_pair_name(first, second), within(e, limit, family), e,
-                     unit, first.dataset)
+                     unit, first[:2])
     return lambda evidence, general=False: [
         check(evidence, 1 if general else len(pairs), *pair)
         for pair in pairs]
@@ -541,7 +572,7 @@ def levels(
         family = 1 if general else len(limits)
         found = {cell: evidence.level(quantity, cell) for cell in limits}
         return [Check(_name(cell), rule(e, limits[cell], family), e, unit,
-                      cell.dataset) for cell, e in found.items()]
+                      cell) for cell, e in found.items()]
     return checks
 
 def guessing(
@@ -562,7 +593,7 @@ def gains(
         found = {cell: evidence.level("gain", cell) for cell in stated}
         return [Check(f"{_name(cell)}, stated {stated[cell]:.2f}",
                       equals(e, stated[cell], family), e,
-                      dataset=cell.dataset) for cell, e in found.items()]
+                      place=cell[:2]) for cell, e in found.items()]
     return checks
 
 # %% ../nbs/core/12_audit.ipynb #b82e118e
@@ -582,7 +613,7 @@ def best_alpha(
         best = max(lead, key=lambda a: lead[a].mean, default=None)
         return Check(_name(cell._replace(method=best or "tce:1.5"),
                            best is not None), outcome, lead.get(best or ""),
-                     dataset=cell.dataset)
+                     place=cell[:2])
     return lambda evidence, general=False: [
         check(evidence, 1 if general else len(SCENARIOS), cell)
         for cell in SCENARIOS]
@@ -603,7 +634,7 @@ def spread(
                       key=lambda e: abs(e.mean))
         if largest and largest.mean < 0: largest = -largest
         return Check(_name(cell, False), outcome, largest,
-                     dataset=cell.dataset)
+                     place=cell[:2])
     return lambda evidence, general=False: [
         check(evidence, 1 if general else len(cells), cell)
         for cell in cells]
@@ -622,7 +653,7 @@ def undominated(
                     for unit, e in found.items()}
         unit = next((u for u in found if outcomes[u] == YES), "points")
         return Check(_pair_name(cell, other), some(outcomes.values()),
-                     found[unit], unit, cell.dataset)
+                     found[unit], unit, cell[:2])
     return lambda evidence, general=False: [
         check(evidence, 1 if general else len(others), other)
         for other in others]
@@ -634,7 +665,8 @@ def at_full_scale(
 ) -> Checks:
     "The same checks, where smaller runs leave these outcomes undecided"
     def soften(evidence, check):
-        soft = check.outcome in outcomes and not evidence.full(check.dataset)
+        soft = check.outcome in outcomes and bool(check.place) \
+            and not evidence.full(check.place[0])
         return check._replace(outcome=OPEN) if soft else check
     return lambda evidence, general=False: [
         soften(evidence, check) for check in checks(evidence, general)]
@@ -674,7 +706,7 @@ def judge(
     checks = claim.checks(evidence, claim.general)
     return Judgement(
         verdict([c.outcome for c in checks], claim.allowed, claim.general,
-                claim.enough),
+                claim.enough, [c.place or c.label for c in checks]),
         effect(checks) or evidence.silent, basis(checks))
 
 # %% ../nbs/core/12_audit.ipynb #c9407e93
@@ -684,8 +716,9 @@ def _words(check: Check) -> str:
     if e is None: return f"{check.label}: no number"
     if math.isnan(e.mean): return f"{check.label}: neither gets there"
     sign = "" if check.unit == "%" else "+"
+    low = max(e.low, 0) if check.unit == "%" else e.low  # a share
     def show(x): return f"{x:{sign}.2f}".replace("-", "−")
-    bounds = f" ({show(e.low)} to {show(e.high)})" \
+    bounds = f" ({show(low)} to {show(e.high)})" \
         if e.n is not None and e.df > 0 else ""
     gap = "" if check.unit[0] == "%" else " "
     return f"{check.label}: {show(e.mean)}{gap}{check.unit}{bounds}"

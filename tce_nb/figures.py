@@ -27,9 +27,9 @@ from .training import Config, drops, preset
 # %% auto #0
 __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'method_style', 'alpha_style',
            'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
-           'plot_confusion', 'usual_version', 'in_tables', 'evidence_scale', 'evidence', 'where_learned', 'scale_note',
-           'compare', 'markdown_table', 'table_markdown', 'missing_commands', 'guessed_in_words', 'show_table',
-           'gains_in_words', 'curves', 'plot_learning', 'plot_ten_classes', 'overfitting', 'epochs_to',
+           'plot_confusion', 'usual_version', 'in_tables', 'evidence_scale', 'evidence', 'has_learned', 'where_learned',
+           'scale_note', 'compare', 'markdown_table', 'table_markdown', 'missing_commands', 'guessed_in_words',
+           'show_table', 'gains_in_words', 'curves', 'plot_learning', 'plot_ten_classes', 'overfitting', 'epochs_to',
            'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'plot_gains', 'plot_runs', 'conspicuous',
            'start_epochs', 'beyond_table', 'digits_comparison', 'both_tables', 'headline', 'without_clean',
            'readme_table', 'update_readme']
@@ -253,13 +253,21 @@ def evidence(
     return frame[wanted]
 
 # %% ../nbs/core/07_figures.ipynb #a3d10c02
+def has_learned(
+    runs: pd.DataFrame,  # some of `gather`
+    within: tuple[str, ...] = ("scale", "dataset", "eta", "method"),
+) -> pd.Series:
+    "For each run, whether one in its cell is twice as good as a guess"
+    good = runs.selected.astype(float) >= 2 / runs.classes.astype(float)
+    good &= runs.hold_out == 0
+    return good.groupby([runs[name] for name in within]).transform(
+        "any").astype(bool)
+
 def where_learned(
     runs: pd.DataFrame,  # some of `gather`
 ) -> pd.DataFrame:
-    "The runs of the columns in which some run is twice as good as a guess"
-    good = runs.selected.astype(float) >= 2 / runs.classes.astype(float)
-    column = [runs[name] for name in ("scale", "dataset", "eta")]
-    return runs[good.groupby(column).transform("any").astype(bool)]
+    "The runs of columns in which some loss has learned"
+    return runs[has_learned(runs, ("scale", "dataset", "eta"))]
 
 # %% ../nbs/core/07_figures.ipynb #7f8c404f
 TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN",
@@ -314,9 +322,8 @@ def compare(
     for count in ("n", "diverged"):
         table[count] = table[count].fillna(0).astype(int)
     table["paper_gain"] = table.paper - _of_ce(table, "paper")
-    compared = where_learned(ours)
-    table["gain"] = [_gain(compared, row) for row in table.itertuples()]
-    table["learned"] = _column(table).isin(_column(compared))
+    table["gain"] = [_gain(ours, row) for row in table.itertuples()]
+    table["learned"] = _column(table).isin(_column(where_learned(ours)))
     _mark_best(table)
     return table
 
@@ -332,9 +339,11 @@ def _column(rows: pd.DataFrame) -> pd.Series:
     return rows.dataset + " " + rows.eta.astype(str)
 
 def _gain(runs: pd.DataFrame, row) -> float:
-    "Difference to cross entropy over common seeds, in points"
-    if row.method == "ce" or row.n == 0: return math.nan
+    "Difference to CE over common seeds, in points, if one has learned"
+    if row.method == "ce" or row.n == 0 or row.diverged: return math.nan
     same = runs[(runs.dataset == row.dataset) & (runs.eta == row.eta)]
+    pair = same[same.method.isin(["ce", row.method])]
+    if not has_learned(pair).any(): return math.nan
     return 100 * paired_difference(same, row.method)["mean"]
 
 # %% ../nbs/core/07_figures.ipynb #a3d10c07
@@ -345,7 +354,7 @@ def _mark_best(table: pd.DataFrame) -> None:
     for name in ("paper", "mean"):
         best = table.groupby(_column(table))[name].transform("max")
         table[f"best_{name}"] = table[name] == best
-    table["best_mean"] &= whole & table.learned  # of a part there is no best
+    table["best_mean"] &= whole & table.learned & (table.diverged == 0)
 
 # %% ../nbs/core/07_figures.ipynb #fd7646b1
 def markdown_table(
@@ -386,11 +395,16 @@ def _entry(row: pd.Series, method: str) -> str:
              "diverged" if row.diverged else "no records"]
     if row.n and row.diverged: lines.append(f"{row.diverged} diverged")
     if row.n and method != "ce": lines.append(
-        "–" if math.isnan(row.gain) else f"{row.gain:+.1f} to CE")
-    gain = "" if method == "ce" else f" ({row.paper_gain:+.1f})"
+        "not compared" if math.isnan(row.gain) else
+        f"{_signed(row.gain)} to CE")
+    gain = "" if method == "ce" else f" ({_signed(row.paper_gain)})"
     lines.append("–" if math.isnan(row.paper) else
                  f"*{_bold(row.paper, row.best_paper, 2)}{gain}*")
     return "<br>".join(lines)
+
+def _signed(value: float) -> str:
+    "A difference with its sign; none is +0.0"
+    return f"{round(value, 1) + 0.0:+.1f}"
 
 def _seeds(row: pd.Series) -> str:
     "Mean, spread and number of seeds; bold where it is the best"
@@ -432,7 +446,7 @@ def guessed_in_words(
     where = dict.fromkeys(f"{TITLES[row.dataset]} at η = {row.eta:g}"
                           for row in rows.itertuples())
     return f"{before}{', '.join(where)}, where no loss so far is twice as " \
-        f"good as a guess{after}" if where else ""
+        f"good as a guess at the selected epoch{after}" if where else ""
 
 # %% ../nbs/core/07_figures.ipynb #62be95e9
 def show_table(
@@ -648,12 +662,12 @@ def speed_points(
     epochs = by_run.groupby("name").test_accuracy.agg(
         lambda accuracy: epochs_to(threshold, accuracy))
     epochs = epochs[epochs < math.inf]  # the others never got there
-    ours = ours.assign(percent=100 * ours.selected,
-                       epochs_to=ours.name.map(epochs).astype(float))
+    ours = ours.assign(epochs_to=ours.name.map(epochs).astype(float))
     points = ours.groupby("method").agg(
-        accuracy=("percent", "mean"), accuracy_std=("percent", "std"),
+        accuracy=("selected", "mean"), accuracy_std=("selected", "std"),
         epochs=("epochs_to", "mean"), epochs_std=("epochs_to", "std"),
-        reached=("epochs_to", "count"), n=("percent", "count"))
+        reached=("epochs_to", "count"), n=("selected", "count"))
+    points[["accuracy", "accuracy_std"]] *= 100
     return points.reindex([m for m in FIG3 if m in points.index])
 
 # %% ../nbs/core/07_figures.ipynb #14030167
@@ -703,12 +717,12 @@ def plot_gains(
     tables: pd.DataFrame,  # from `both_tables`
 ) -> Figure:
     "Gain over cross entropy by noise ratio: ours beside the paper's"
-    figure, panels = plt.subplots(len(DATASETS), 2, sharex="col",
-                                  sharey="row", figsize=(8, 9))
+    figure, panels = plt.subplots(len(DATASETS), 2, sharey="row",
+                                  figsize=(8, 10))
     for line, dataset in zip(panels, DATASETS):
         rows = tables[tables.dataset == dataset].sort_values("eta")
         for axes, column in zip(line, ("gain", "paper_gain")):
-            _plot_gain(axes, rows.dropna(subset=column), column)
+            _plot_gain(axes, rows, column)
             whose = "ours" if column == "gain" else "the paper's"
             axes.set(title=f"{TITLES[dataset]}, {whose}",
                      xticks=sorted(ETAS[dataset]), xlim=(-0.05, 0.85))
@@ -720,11 +734,20 @@ def plot_gains(
 # %% ../nbs/core/07_figures.ipynb #a3d10c13
 def _plot_gain(axes: Axes, rows: pd.DataFrame, column: str) -> None:
     "A panel: a line for each exponent, and the level of cross entropy"
-    for method, part in rows.groupby("method"):
-        if method[:3] == "tce": axes.plot(
-            part.eta, part[column], marker="o", markersize=5,
-            **method_style(method))
-    _say_if_empty(axes)
+    known = rows[rows.method.str.startswith("tce")].dropna(subset=column)
+    for method, part in known.groupby("method"):
+        style = method_style(method)
+        axes.plot(part.eta, part[column], **style)
+        once = (part.n == 1) & (column == "gain")
+        for some, fill in ((part[~once], style["color"]),
+                           (part[once], "white")):
+            axes.plot(some.eta, some[column], "o", color=style["color"],
+                      markerfacecolor=fill)
+    if column == "gain":
+        for eta in rows.eta[(rows.n > 0) & ~rows.learned].unique():
+            axes.text(eta, 0, "guessing", rotation=90, ha="center",
+                      va="center", size=9)
+    if not axes.texts: _say_if_empty(axes)
     axes.axhline(0, color=method_style("ce")["color"], linewidth=1, zorder=0)
 
 # %% ../nbs/core/07_figures.ipynb #5c1d7a11
@@ -907,7 +930,8 @@ def readme_table(
 ) -> str:
     "Accuracy at 40% noise by loss and data set, with its scale, as Markdown"
     tables = both_tables(frame)
-    table = tables[(tables.eta == 0.4) & (tables.n > 0)]
+    table = tables[(tables.eta == 0.4) & (tables.n > 0)].copy()
+    table["best_mean"] &= table.groupby("dataset").n.transform("min") > 1
     shown = [dataset for dataset in TITLES if dataset in set(table.dataset)]
     found = table.set_index(["method", "dataset"])
     rows = [[_label(method), *(
@@ -918,7 +942,8 @@ def readme_table(
                            numbers=True)
     notes = scale_note(frame, shown, 0.4)
     if (table.n == 1).any(): notes = (
-        "One seed shows what a run gave, not which loss is better. " + notes)
+        "One seed shows what a run gave, not which loss is better; where "
+        "all losses have several, the best mean is bold. " + notes)
     return f"{lines}\n\n{textwrap.fill(notes)}"
 
 # %% ../nbs/core/07_figures.ipynb #60c9d1ea

@@ -9,7 +9,7 @@ from conftest import ROOT
 from made_up import accuracy_of, make_up as made_up_records
 
 from tce_nb.audit import (
-    CLAIMS, CONTRADICTED, IN_PART, MISSING, NO, OPEN, SCENARIOS, SUPPORTED, TAMED, UNTESTED, VERDICTS, YES, Cell, Claim,
+    CLAIMS, CONTRADICTED, IN_PART, MISSING, NO, OPEN, SCENARIOS, SUPPORTED, TAMED, UNDECIDED, VERDICTS, YES, Cell, Claim,
     Estimate, Evidence, Printed, Recorded, above, against, alike, at_full_scale, audit, below, best_alpha, cells_of, common_spread,
     effect, equals, every,
     gains, guessing, judge, larger, levels, positive, provenance, runs_behind,
@@ -131,22 +131,22 @@ def test_all_or_one():
     ([YES] * 13 + [OPEN], {}, IN_PART),
     ([YES] * 13 + [NO], {}, CONTRADICTED),
     ([NO] + [MISSING] * 13, {}, CONTRADICTED),
-    ([YES] * 13 + [MISSING], {}, UNTESTED),
-    ([OPEN] * 14, {}, UNTESTED),
-    ([], {}, UNTESTED),
+    ([YES] * 13 + [MISSING], {}, UNDECIDED),
+    ([OPEN] * 14, {}, UNDECIDED),
+    ([], {}, UNDECIDED),
     ([YES] * 13 + [NO], dict(allowed=1), SUPPORTED),
     ([YES] * 12 + [NO] * 2, dict(allowed=1), CONTRADICTED),
     ([YES] * 13 + [NO], dict(general=True), IN_PART),
     ([YES] * 7 + [NO] * 7, dict(general=True), CONTRADICTED),
     ([YES] * 8 + [NO] * 6, dict(general=True), IN_PART),
-    ([YES] * 2 + [OPEN] * 12 + [NO] * 13, dict(general=True), UNTESTED),
+    ([YES] * 2 + [OPEN] * 12 + [NO] * 13, dict(general=True), UNDECIDED),
     ([YES] * 4 + [NO] * 10, dict(general=True), CONTRADICTED),
-    ([NO] * 5 + [OPEN] * 9, dict(general=True), UNTESTED),
+    ([NO] * 5 + [OPEN] * 9, dict(general=True), UNDECIDED),
     ([NO] * 8 + [OPEN] * 6, dict(general=True), CONTRADICTED),
     ([YES] * 14, dict(enough=False), IN_PART),
-    ([YES] + [OPEN] * 13, {}, UNTESTED),  # one of fourteen comes by chance in three of ten times
+    ([YES] + [OPEN] * 13, {}, UNDECIDED),  # one of fourteen comes by chance in three of ten times
     ([YES] * 2 + [OPEN] * 12, {}, IN_PART),
-    ([NO] * 5 + [MISSING] * 9, dict(general=True), UNTESTED)])
+    ([NO] * 5 + [MISSING] * 9, dict(general=True), UNDECIDED)])
 def test_verdict(found, rule, expected):
     assert verdict(found, **rule) == expected
 
@@ -158,7 +158,7 @@ PAIRS = against(cells_of(*TAMED), "ce")
 
 
 @pytest.mark.parametrize("gain, spread, seeds, expected", [
-    (3, 0.01, 5, SUPPORTED), (-3, 0.01, 5, CONTRADICTED), (3, 0.01, 1, UNTESTED), (0.5, 1, 3, IN_PART)])
+    (3, 0.01, 5, SUPPORTED), (-3, 0.01, 5, CONTRADICTED), (3, 0.01, 1, UNDECIDED), (0.5, 1, 3, IN_PART)])
 def test_larger(gain, spread, seeds, expected):
     ours = made_up(lambda c: fair(c) + gain * (c.method in TAMED), spread=spread, seeds=seeds)
     assert judged(larger("accuracy", PAIRS), ours) == expected
@@ -168,7 +168,7 @@ def test_one_cell_refutes_a_claim_about_all_and_a_missing_one_leaves_it_open():
     def but_one(cell): return fair(cell) + (-3 if cell == Cell("svhn", 0.8, "tce:2") else BETTER[cell.method])
     assert judged(larger("accuracy", PAIRS), made_up(but_one)) == CONTRADICTED
     rest = [cell for cell in ALL if cell != Cell("svhn", 0.8, "tce:2")]
-    assert judged(larger("accuracy", PAIRS), made_up(but_one, rest)) == UNTESTED
+    assert judged(larger("accuracy", PAIRS), made_up(but_one, rest)) == UNDECIDED
 
 
 def test_seeds_are_paired():
@@ -177,7 +177,7 @@ def test_seeds_are_paired():
     frame["selected"] += frame.seed / 10
     assert judged(larger("accuracy", PAIRS), Recorded(frame, epochs)) == SUPPORTED
     other = frame.seed.where(frame.method == "ce", frame.seed + 10)  # no common seeds
-    assert judged(larger("accuracy", PAIRS), Recorded(frame.assign(seed=other), epochs)) == UNTESTED
+    assert judged(larger("accuracy", PAIRS), Recorded(frame.assign(seed=other), epochs)) == UNDECIDED
 
 
 @pytest.mark.parametrize("difference, expected", [(0.5, SUPPORTED), (5, CONTRADICTED)])
@@ -191,13 +191,13 @@ def test_alike(difference, expected):
 def test_guessing_can_be_refuted_at_any_scale_and_shown_only_at_the_papers(scale, learns):
     cells = cells_of("mae")
     ours = made_up(lambda c: fair(c) if learns or c.method != "mae" else 100 / CLASSES[c.dataset], scale=scale)
-    expected = CONTRADICTED if learns else SUPPORTED if scale == "paper" else UNTESTED
+    expected = CONTRADICTED if learns else SUPPORTED if scale == "paper" else UNDECIDED
     assert judged(at_full_scale(guessing(cells), YES), ours) == expected
     assert judged(guessing(cells), ours) == (CONTRADICTED if learns else SUPPORTED)
 
 
 @pytest.mark.parametrize("gain, scale, expected", [
-    (9.36, "paper", SUPPORTED), (5, "paper", CONTRADICTED), (9.36, "cpu", UNTESTED), (5, "cpu", UNTESTED)])
+    (9.36, "paper", SUPPORTED), (5, "paper", CONTRADICTED), (9.36, "cpu", UNDECIDED), (5, "cpu", UNDECIDED)])
 def test_gains(gain, scale, expected):
     stated = {Cell("cifar10", 0.8, "tce:2"): 9.36}
     ours = made_up(lambda c: fair(c) + gain * (c.method == "tce:2"), scale=scale)
@@ -213,7 +213,7 @@ def test_best_alpha_needs_one_that_wins():
     one = made_up(lambda c: fair(c) + (3 if c.method == "mse" and (c.dataset, c.eta) == ("cifar10", 0.0)
                                        else BETTER[c.method] / 2))
     assert judged(checks, one) == CONTRADICTED and judged(checks, one, allowed=1) == SUPPORTED
-    assert judged(checks, made_up(fair, cells_of("ce", "tce:1"))) == UNTESTED
+    assert judged(checks, made_up(fair, cells_of("ce", "tce:1"))) == UNDECIDED
 
 
 def test_spread_is_that_of_the_extreme_exponents():
@@ -261,13 +261,13 @@ def test_slides_and_drops():
     assert judged(positive("slide", cells), losing) == judged(positive("drop", cells), losing) == SUPPORTED
     gaining = made_up(fair, slide=lambda c: -2.0)
     assert judged(positive("slide", cells), gaining) == CONTRADICTED
-    assert judged(at_full_scale(positive("slide", cells), NO), gaining) == UNTESTED
+    assert judged(at_full_scale(positive("slide", cells), NO), gaining) == UNDECIDED
     more = larger("slide", [(cell, cell._replace(eta=0.0)) for cell in cells if cell.eta])
     assert judged(more, losing) == SUPPORTED
 
 
 @pytest.mark.parametrize("scale, peak, expected", [
-    ("paper", 0.9, SUPPORTED), ("cpu", 0.9, UNTESTED), ("paper", 1.5, CONTRADICTED), ("cpu", 1.5, CONTRADICTED)])
+    ("paper", 0.9, SUPPORTED), ("cpu", 0.9, UNDECIDED), ("paper", 1.5, CONTRADICTED), ("cpu", 1.5, CONTRADICTED)])
 def test_early_overfitting_can_be_refuted_at_any_scale_and_ruled_out_only_at_the_papers(scale, peak, expected):
     frame, epochs = make_up(fair, scale=scale)
     second_quarter = epochs.epoch.isin([3, 4])
@@ -276,7 +276,7 @@ def test_early_overfitting_can_be_refuted_at_any_scale_and_ruled_out_only_at_the
 
 
 @pytest.mark.parametrize("scale, accuracy, expected", [
-    ("paper", 97, SUPPORTED), ("cpu", 97, SUPPORTED), ("paper", 90, CONTRADICTED), ("cpu", 90, UNTESTED)])
+    ("paper", 97, SUPPORTED), ("cpu", 97, SUPPORTED), ("paper", 90, CONTRADICTED), ("cpu", 90, UNDECIDED)])
 def test_excellent_on_mnist(scale, accuracy, expected):
     assert judge(BY_NAME["mnist-easy"], made_up(lambda c: accuracy, scale=scale)).verdict == expected
 
@@ -333,7 +333,7 @@ def test_a_run_at_the_papers_scale_takes_nothing_from_other_data_sets():
         "cifar10": ["cpu"], "cifar100": ["cpu"], "svhn": ["cpu"], "mnist": ["paper"]}
     ours, flat = Recorded(both, epochs), at_full_scale(guessing(cells_of("ce")), NO)
     assert ours.full("mnist") and not ours.full("svhn")
-    found = {check.dataset: check.outcome for check in flat(ours)}  # all learn: against, where that is decided
+    found = {check.place[0]: check.outcome for check in flat(ours)}  # all learn: against, where that is decided
     assert found["mnist"] == MISSING and found["svhn"] == OPEN
     assert "preset `paper`, the paper's own scale" in provenance(both) and "**not the paper's scale**" in provenance(both)
 
@@ -404,7 +404,7 @@ def test_records_are_read_as_they_are_written(tmp_path):
     assert "2 runs that held images out" in provenance(frame)
     assert 15 < ours.level("speed", tamed).mean < 20 and ours.compare("speed", tamed, ce).mean < 0
     row = audit(frame, histories(tmp_path))["same-speed"]
-    assert row.ours.verdict == UNTESTED and row.ours.basis == "1 of 2 comparisons, 4 runs each"
+    assert row.ours.verdict == UNDECIDED and row.ours.basis == "1 of 2 comparisons, 4 runs each"
 
 
 # the claims
@@ -420,10 +420,10 @@ def test_there_are_enough_claims_and_all_is_said_of_each():
 EXPECTED = {
     "best-alpha": SUPPORTED, "every-alpha": CONTRADICTED, "best-loss": SUPPORTED, "gains": SUPPORTED,
     "general": IN_PART, "noise": IN_PART, "clean": SUPPORTED, "moderate": IN_PART, "sensitivity": CONTRADICTED,
-    "range": UNTESTED, "trade-off": IN_PART, "mae": SUPPORTED, "hardest": CONTRADICTED, "mse-noise": IN_PART, "mse-like": IN_PART,
-    "mnist-easy": SUPPORTED, "early": UNTESTED, "speed-varies": IN_PART, "drop": UNTESTED, "slide-clean": UNTESTED, "slide-noise": UNTESTED, "slide-loss": UNTESTED,
+    "range": UNDECIDED, "trade-off": IN_PART, "mae": SUPPORTED, "hardest": CONTRADICTED, "mse-noise": IN_PART, "mse-like": IN_PART,
+    "mnist-easy": SUPPORTED, "early": UNDECIDED, "speed-varies": IN_PART, "drop": UNDECIDED, "slide-clean": UNDECIDED, "slide-noise": UNDECIDED, "slide-loss": UNDECIDED,
     "first-stage": IN_PART, "same-speed": IN_PART, "all-speed": CONTRADICTED, "mse-slowest": SUPPORTED,
-    "time": UNTESTED}
+    "time": UNDECIDED}
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -481,9 +481,9 @@ def test_claims_come_true_where_they_are():
     assert true >= {"best-alpha", "best-loss", "clean", "mae", "mse-noise",
                     "drop", "slide-clean", "slide-loss", "same-speed", "mse-slowest"}, found
     partly = {"trade-off", "moderate", "slide-noise"}  # all that their comparisons can say
-    assert {found[name] for name in partly} == {IN_PART} and found["range"] == UNTESTED
+    assert {found[name] for name in partly} == {IN_PART} and found["range"] == UNDECIDED
     assert found["gains"] == CONTRADICTED  # these gains are smaller
-    assert found["time"] == UNTESTED  # no benchmark given
+    assert found["time"] == UNDECIDED  # no benchmark given
 
 
 @pytest.mark.parametrize("cells, seeds", [([], 0), (ALL[:3], 1), (ALL[:20], 3), (ALL, 1), (ALL, 2)])
@@ -496,20 +496,20 @@ def test_every_claim_can_be_judged_with_any_number_of_records(cells, seeds, scal
     for row in rows.values():
         assert row.ours.verdict in VERDICTS and row.ours.effect and row.ours.basis
         assert "nan" not in section(row) and row.claim.text in section(row)
-        if seeds < 2 and row.claim.name != "time": assert row.ours.verdict == UNTESTED
+        if seeds < 2 and row.claim.name != "time": assert row.ours.verdict == UNDECIDED
     assert summary(rows).count("\n") == len(CLAIMS) + 1
     if len(frame): assert f"{len(frame):,} of" in provenance(frame) and f"`{scale}`" in provenance(frame)
     assert ("not the paper's scale" in provenance(frame)) == (scale == "cpu" and len(frame) > 0)
 
 
 @pytest.mark.parametrize("low, high, expected", [
-    (0.95, 1.05, IN_PART), (1.2, 1.3, CONTRADICTED), (0.95, 1.3, UNTESTED)])
+    (0.95, 1.05, IN_PART), (1.2, 1.3, CONTRADICTED), (0.95, 1.3, UNDECIDED)])
 def test_time_comes_from_the_benchmark(low, high, expected):
     row = dict(name="TCE / CE epoch of the trainer", ratio=(low + high) / 2, low=low, high=high, rounds=10)
     nothing = make_up(fair)[0][:0], make_up(fair)[1][:0]
     assert judge(BY_NAME["time"], Recorded(*nothing, dict(rows=[row]))).verdict == expected
-    assert judge(BY_NAME["time"], Recorded(*nothing, dict(rows=[]))).verdict == UNTESTED
-    assert judge(BY_NAME["time"], Recorded(*nothing)).verdict == UNTESTED
+    assert judge(BY_NAME["time"], Recorded(*nothing, dict(rows=[]))).verdict == UNDECIDED
+    assert judge(BY_NAME["time"], Recorded(*nothing)).verdict == UNDECIDED
 
 
 def test_the_chapter_has_a_section_for_each_claim_and_types_no_verdict():
