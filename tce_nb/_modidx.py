@@ -53,6 +53,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.audit.basis': ('core/audit.html#basis', 'tce_nb/audit.py'),
                               'tce_nb.audit.below': ('core/audit.html#below', 'tce_nb/audit.py'),
                               'tce_nb.audit.best_alpha': ('core/audit.html#best_alpha', 'tce_nb/audit.py'),
+                              'tce_nb.audit.by_common_spread': ('core/audit.html#by_common_spread', 'tce_nb/audit.py'),
                               'tce_nb.audit.cells_of': ('core/audit.html#cells_of', 'tce_nb/audit.py'),
                               'tce_nb.audit.common_spread': ('core/audit.html#common_spread', 'tce_nb/audit.py'),
                               'tce_nb.audit.drop': ('core/audit.html#drop', 'tce_nb/audit.py'),

@@ -34,7 +34,7 @@ __all__ = ['OUTCOMES', 'YES', 'NO', 'OPEN', 'MISSING', 'VERDICTS', 'SUPPORTED', 
            'small_scale', 'Recorded', 'run_values', 'run_differences', 'known_to_learn', 'common_spread', 'Check',
            'Checks', 'cells_of', 'against', 'larger', 'alike', 'levels', 'guessing', 'gains', 'best_alpha', 'spread',
            'undominated', 'at_full_scale', 'together', 'Claim', 'Judgement', 'judge', 'effect', 'basis', 'positive',
-           'Row', 'audit', 'read_bench', 'summary', 'section', 'provenance']
+           'Row', 'audit', 'by_common_spread', 'read_bench', 'summary', 'section', 'provenance']
 
 # %% ../nbs/core/12_audit.ipynb #7c789476
 @dataclass(frozen=True)
@@ -198,6 +198,7 @@ def verdict(
     if count[OPEN] or general and count[NO] or not enough: return IN_PART
     return SUPPORTED
 
+# %% ../nbs/core/12_audit.ipynb #d515cd2b
 def _luck(outcomes: list[str], places: list[Any]) -> float:
     "How likely so many places are half as claimed where nothing is found"
     known: dict[Any, list[str]] = {}
@@ -1036,6 +1037,17 @@ def audit(
     return {claim.name: Row(claim, judge(claim, theirs), judge(claim, ours))
             for claim in CLAIMS}
 
+# %% ../nbs/core/12_audit.ipynb #81229a2e
+def by_common_spread(
+    frame: pd.DataFrame,   # from `gather`
+    epochs: pd.DataFrame,  # from `histories`
+) -> dict[str, tuple[str, str]]:  # by claim: with and without it
+    "The verdicts on our runs that their own seeds alone would not give"
+    pooled, alone = (audit(frame, epochs, pooled=p) for p in (True, False))
+    return {name: (row.ours.verdict, alone[name].ours.verdict)
+            for name, row in pooled.items()
+            if row.ours.verdict != alone[name].ours.verdict}
+
 # %% ../nbs/core/12_audit.ipynb #1f98fe57
 def read_bench() -> Optional[dict]:
     "The committed benchmark, if there is one"
@@ -1047,12 +1059,14 @@ def read_bench() -> Optional[dict]:
 def summary(
     rows: dict[str, Row],  # from `audit`
     scale: Optional[str] = None,  # of our runs, for the heading
+    shaky: Iterable[str] = (),    # claims that the common spread decides
 ) -> str:
     "One line for each claim, as a Markdown table"
     runs = f"Our runs, `{scale}`" if scale else "Our runs"
-    return markdown_table(["Claim", "Its numbers", runs], (
+    return markdown_table(["Claim", "The paper's numbers", runs], (
         [f"[{claim.title}](#claim-{name}) ({claim.where})", paper.verdict,
-         ours.verdict] for name, (claim, paper, ours) in rows.items()))
+         ours.verdict + " (by the common spread)" * (name in shaky)]
+        for name, (claim, paper, ours) in rows.items()))
 
 # %% ../nbs/core/12_audit.ipynb #87187c94
 def section(

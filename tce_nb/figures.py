@@ -402,6 +402,7 @@ def _entry(row: pd.Series, method: str) -> str:
                  f"*{_bold(row.paper, row.best_paper, 2)}{gain}*")
     return "<br>".join(lines)
 
+# %% ../nbs/core/07_figures.ipynb #c5e0991b
 def _signed(value: float) -> str:
     "A difference with its sign; none is +0.0"
     return f"{round(value, 1) + 0.0:+.1f}"

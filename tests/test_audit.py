@@ -4,6 +4,7 @@ import math
 import re
 
 import pandas as pd
+from scipy import stats
 import pytest
 from conftest import ROOT
 from made_up import accuracy_of, make_up as made_up_records
@@ -253,6 +254,33 @@ def test_few_seeds_can_contradict_a_claim_about_many_cells():
     assert found[worse] == NO and list(found.values()).count(NO) == 1
     std, df = common_spread(ours, "cifar100", 0.4)
     assert 0.2 < std < 2 and df == 2 * 5  # seeds and losses without MAE, less one each
+
+
+def test_losses_that_guess_are_not_compared_and_lend_no_spread():
+    column = cells_of(*METHODS, datasets=["svhn"], etas=[0.8])
+    ours = made_up(lambda c: 30 if c.method == "tce:1" else 10, column, seeds=2, spread=3)
+    ce, mse, tamed = (Cell("svhn", 0.8, method) for method in ("ce", "mse", "tce:1"))
+    assert ours.compare("accuracy", mse, ce) is None
+    assert ours.compare("accuracy", tamed, ce).mean == pytest.approx(20, abs=6)
+    assert common_spread(ours, "svhn", 0.8) == (0, 0)  # one loss has no difference to others that learn
+
+
+def test_a_run_that_diverged_does_not_blind_its_column():
+    frame, epochs = make_up(fair, spread=0.5)
+    lost = (frame.method == "tce:1") & (frame.seed == 2)
+    frame.loc[lost, ["selected", "diverged"]] = [math.nan, 7]
+    before, after = (common_spread(Recorded(*runs), "cifar10", 0.4) for runs in (make_up(fair, spread=0.5), (frame, epochs)))
+    assert after[0] < 1.5 * before[0] and after[1] < before[1]
+
+
+def test_gains_are_compared_with_the_spreads_of_both_columns():
+    ours = made_up(lambda c: fair(c) + 5 * c.eta * (c.method in TAMED), seeds=2, spread=0.5)
+    noisy, clean = (Cell("cifar10", eta, "tce:1") for eta in (0.4, 0.0))
+    (a, n), (b, m) = (common_spread(ours, *cell[:2]) for cell in (noisy, clean))
+    found = ours.compare("gain", noisy, clean)
+    assert found.df == pytest.approx((a**2 + b**2)**2 / (a**4 / n + b**4 / m)) and found.df > 5
+    half = (found.high - found.low) / 2
+    assert half >= 0.999 * stats.t.ppf(0.975, found.df) * math.hypot(a, b) / math.sqrt(2)
 
 
 def test_slides_and_drops():
