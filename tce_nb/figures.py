@@ -25,14 +25,14 @@ from .sweep import ETAS, METHODS, Block, unknown
 from .training import Config, drops, preset
 
 # %% auto #0
-__all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'method_style', 'alpha_style',
-           'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples', 'plot_history',
-           'plot_confusion', 'usual_version', 'in_tables', 'evidence_scale', 'evidence', 'has_learned', 'where_learned',
-           'scale_note', 'compare', 'markdown_table', 'table_markdown', 'missing_commands', 'guessed_in_words',
-           'show_table', 'gains_in_words', 'curves', 'plot_learning', 'plot_ten_classes', 'overfitting', 'epochs_to',
-           'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'plot_gains', 'plot_runs', 'conspicuous',
-           'start_epochs', 'beyond_table', 'digits_comparison', 'both_tables', 'headline', 'without_clean',
-           'readme_table', 'update_readme']
+__all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'UNOFFICIAL', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'method_style',
+           'alpha_style', 'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples',
+           'plot_history', 'plot_confusion', 'usual_version', 'in_tables', 'evidence_scale', 'evidence', 'has_learned',
+           'where_learned', 'scale_note', 'compare', 'markdown_table', 'table_markdown', 'missing_commands',
+           'guessed_in_words', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'plot_ten_classes',
+           'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'plot_gains',
+           'plot_runs', 'conspicuous', 'start_epochs', 'beyond_table', 'digits_comparison', 'both_tables', 'headline',
+           'without_clean', 'readme_table', 'update_readme']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -296,13 +296,17 @@ def scale_note(
         "images, five seeds.")
 
 # %% ../nbs/core/07_figures.ipynb #93c0d627
+UNOFFICIAL = {"fb229873a4ec": "not the official split"}  # by version
+
 def _scale_sentence(runs: pd.DataFrame, title: str) -> str:
     "The scale of one data set's runs"
     def each(column, form="{:,}"): return " or ".join(
         form.format(value) for value in sorted(set(runs[column])))
-    return (f"{title}: preset `{each('scale', '{}')}`, {each('trained_on')} "
-            f"training and {each('tested_on')} test images, "
-            f"{each('epochs')} epochs, "
+    caveat = "".join(f" ({UNOFFICIAL[version]})" for version
+                     in sorted(set(runs.version) & set(UNOFFICIAL)))
+    return (f"{title}{caveat}: preset `{each('scale', '{}')}`, "
+            f"{each('trained_on')} training and {each('tested_on')} test "
+            f"images, {each('epochs')} epochs, "
             f"{len(runs)} run{'s' * (len(runs) > 1)} on "
             f"{each('made_on', '{}').upper()} ({each('hardware', '{}')}).")
 
