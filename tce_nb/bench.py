@@ -18,11 +18,11 @@ from torch.autograd.profiler import profile
 
 from .data import epoch_batches, import_torchvision, load
 from .losses import LOSSES, get_loss, tamed_cross_entropy
-from .records import device_name, library_commit
 from .resnet import ResNet
 from .sweep import KEEP_MEMORY
 from .training import (
-    Config, Run, _state, prepare, save_checkpoint, stream, train_epoch)
+    Config, Run, _state, device_name, library_commit, prepare,
+    save_checkpoint, stream, train_epoch)
 
 # %% auto #0
 __all__ = ['Row', 'DEVICE', 'LOSS_CASES', 'GFLOP_PER_IMAGE', 'MATMUL_GFLOP', 'take_turns', 'ratio', 'peak_bytes', 'bench_losses',

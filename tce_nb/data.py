@@ -18,6 +18,7 @@ from typing import Iterator, Optional, Union
 import numpy as np
 import torch
 import torch.nn.functional as F
+from filelock import FileLock
 from torch import Tensor
 
 # %% auto #0
@@ -185,17 +186,27 @@ def _download(dataset: str, root: Path) -> None:
     "Fetch a data set through torchvision into `root`, whole or not at all"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=root) as part:
-            _open(dataset, Path(part), download=True)
-            for place in _PLACES[dataset]:
-                if (root/place).exists(): continue
-                (root/place).parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(Path(part)/place, root/place)
+        with FileLock(root/f".{dataset}.lock"): _fetch(dataset, root)
     except Exception as error:
         raise DataError(
             f"{dataset}: not in {root}, and the download failed ({error}); "
             f"put {dataset}.npz or the original files there, or name another "
             "folder with TCE_DATA") from error
+
+# %% ../nbs/core/02_data.ipynb #cdb9120e
+def _fetch(dataset: str, root: Path) -> None:
+    "The same, by the one process whose turn it is"
+    missing = [place for place in _PLACES[dataset]
+               if not (root/place).exists()]
+    for left in root.glob(f".part-{dataset}-*"):  # by one that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    if not missing: return  # another has fetched it
+    with tempfile.TemporaryDirectory(prefix=f".part-{dataset}-",
+                                     dir=root) as part:
+        _open(dataset, Path(part), download=True)
+        for place in missing:
+            (root/place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(Path(part)/place, root/place)
 
 # %% ../nbs/core/02_data.ipynb #e708d86f
 def _open(dataset: str, root: Path, download: bool) -> list:
@@ -355,10 +366,16 @@ PAD = 4  # border of a padded image
 def _padded(images: Tensor, mean: Tensor, std: Tensor, device,
             mirror: bool) -> Tensor:  # mirror, image, y, x, channel
     "Images normalised, padded with zeros, and mirrored beside themselves"
-    x = images.to(device).permute(0, 2, 3, 1).float()
-    x.sub_(mean.to(device)).div_(std.to(device))
-    x = F.pad(x, (0, 0, PAD, PAD, PAD, PAD))
-    return torch.stack([x, x.flip(2)] if mirror else [x])
+    side, mean, std = 32 + 2 * PAD, mean.to(device), std.to(device)
+    padded = torch.zeros(1 + mirror, len(images), side, side,
+                         images.shape[1], device=device)
+    inner = padded[:, :, PAD:-PAD, PAD:-PAD]
+    for i in range(0, len(images), 4096):  # hardly more than what is kept
+        part = slice(i, i + 4096)
+        x = images[part].to(device).permute(0, 2, 3, 1).float()
+        inner[0, part] = x.sub_(mean).div_(std)
+        if mirror: inner[1, part] = x.flip(2)
+    return padded
 
 def _windows(padded: Tensor) -> Tensor:  # mirror, image, y, x, 32, 32, channel
     "All crops of all images, as a view"

@@ -5,35 +5,33 @@
 # %% ../nbs/core/05_records.ipynb #94a76107
 from __future__ import annotations
 
-import contextlib, functools, hashlib, itertools, json, math, os, platform
-import re, subprocess, time, warnings
+import contextlib, functools, hashlib, itertools, json, math, os, re
+import time, warnings
 from dataclasses import asdict, fields, replace
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, Iterable, Optional, Union
 
-import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-import tce_nb
 from .data import Images
 from .losses import bare_loss, loss_file, tamed_weight
 from .noise import bare_noise, noise_file
-from tce_nb.training import (
+from .training import (
     PRESETS, Config, DamagedCheckpoint, Run, Task, drops, identity,
     make_task, own_logits, pick_device, predict, preset, report, train,
-    write_whole)
+    surroundings, write_whole)
 
 # %% auto #0
 __all__ = ['GROUPS', 'SCHEMA', 'READINGS', 'COLUMNS', 'CELL', 'loss_name', 'run_name', 'cell_of', 'recipe_of', 'scale_of',
            'changes_of', 'project_folder', 'results_folder', 'Files', 'selected_in', 'readings', 'confidence_groups',
-           'plausibility', 'examine', 'library_commit', 'device_name', 'surroundings', 'make_record', 'version_of',
-           'write_record', 'record_config', 'RecordError', 'read_record', 'record_history', 'AlreadyRecorded', 'Busy',
-           'recorded', 'lock_of', 'is_running', 'record_run', 'other_images', 'find_selected', 'selected_by',
-           'read_all', 'gather', 'histories', 'cells', 'paired_difference', 'paper_numbers']
+           'plausibility', 'examine', 'make_record', 'version_of', 'write_record', 'record_config', 'record_history',
+           'RecordError', 'read_record', 'AlreadyRecorded', 'Busy', 'recorded', 'lock_of', 'is_running', 'record_run',
+           'other_images', 'find_selected', 'selected_by', 'read_all', 'gather', 'histories', 'cells',
+           'paired_difference', 'paper_numbers']
 
 # %% ../nbs/core/05_records.ipynb #07dce7fc
 def _digest(values: dict) -> str:
@@ -45,16 +43,21 @@ def loss_name(loss: str, alpha: float) -> str:
     "A loss in one word: `ce`, `tce:1.5`, `mine.py:MyLoss`"
     return f"{loss}:{alpha:.12g}" if loss == "tce" else bare_loss(loss)
 
+def _in_words(config: Config) -> str:
+    "The part of a run's name that a person reads"
+    loss = loss_name(config.loss, config.alpha).rpartition(".py:")[2]
+    file = PureWindowsPath(config.dataset)  # a path of any system
+    dataset = re.sub(r"[^\w.+-]", "_", file.stem)
+    kind = "select" if config.hold_out else "train"
+    return (f"{dataset}-{loss.replace(':', '')}-eta{config.eta:g}-{kind}-"
+            f"seed{config.seed}")
+
 def run_name(
     config: Config,
     who: Optional[dict] = None,  # its identity, if known
 ) -> str:
     "The name of a run, and of its files"
-    loss = loss_name(config.loss, config.alpha).rpartition(".py:")[2]
-    dataset = re.sub(r"[^\w.+-]", "_", Path(config.dataset).stem)
-    kind = "select" if config.hold_out else "train"
-    return (f"{dataset}-{loss.replace(':', '')}-eta{config.eta:g}-{kind}-"
-            f"seed{config.seed}-{_digest(who or identity(config))}")
+    return f"{_in_words(config)}-{_digest(who or identity(config))}"
 
 # %% ../nbs/core/05_records.ipynb #253d1d5f
 _OWN = ("seed", "hold_out", "hold_out_noisy")
@@ -145,6 +148,7 @@ class Files:
         folder = results_folder(folder)
         self.record = folder/"records"/f"{name}.json"
         self.notebook = folder/"records"/f"{name}.ipynb"
+        self.draft = folder/"work"/f"{name}.ipynb"  # until it has ended
         self.checkpoint = folder/"work"/f"{name}.pt"
         self.lock = folder/"work"/f"{name}.lock"
         self.progress = folder/"work"/f"{name}.progress"
@@ -211,7 +215,7 @@ def examine(
     if run.diverged or run.net is None or run.task is None: return None
     task, net, device = run.task, run.net, pick_device(run.config.device)
     def logits(images): return own_logits(run.criterion, predict(net, Images(
-        images, task.mean, task.std, device)).cpu())
+        images, task.mean, task.std, device))).cpu()
     test, labels = logits(task.data.test_images), task.data.test_labels
     q = test.softmax(1)
     confidence, predicted = q.max(1)
@@ -225,40 +229,6 @@ def examine(
         labels={part: plausibility(
             logits(task.data.train_images[index]), task.noisy.labels[index],
             task.noisy.wrong[index]) for part, index in parts.items()})
-
-# %% ../nbs/core/05_records.ipynb #e99cfbaa
-def library_commit() -> Optional[str]:
-    "The commit of the library in use, marked where it has been changed"
-    root = Path(tce_nb.__file__).parents[1]
-    if not (root/".git").exists(): return None
-    def git(*args): return subprocess.run(
-        ["git", "-C", str(root), *args], capture_output=True, text=True)
-    try: commit, changes = (git("rev-parse", "--short=12", "HEAD"), git(
-        "status", "--porcelain", "--", "tce_nb", "nbs/experiments"))
-    except OSError: return None  # no git here
-    if commit.returncode: return None
-    return commit.stdout.strip() + ("+changes" if changes.stdout else "")
-
-# %% ../nbs/core/05_records.ipynb #a98627a1
-def device_name(
-    device: torch.device,
-) -> str:
-    "The maker's name of a processor or GPU"
-    if device.type == "cuda": return torch.cuda.get_device_name(device)
-    try: text = Path("/proc/cpuinfo").read_text()
-    except OSError: return platform.processor() or platform.machine()
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
-    return found[1] if found else platform.machine()
-
-def surroundings(
-    device: torch.device,
-) -> dict[str, Any]:
-    "Versions and hardware"
-    return dict(device=device.type, hardware=device_name(device),
-                threads=torch.get_num_threads(), cores=os.cpu_count(),
-                commit=library_commit(), versions=dict(
-                    tce_nb=tce_nb.__version__, torch=torch.__version__,
-                    numpy=np.__version__, python=platform.python_version()))
 
 # %% ../nbs/core/05_records.ipynb #bb32b6fe
 def _columns(history: list[dict]) -> dict[str, list]:
@@ -295,8 +265,13 @@ def make_record(
         seconds=sum(row["seconds"] for row in history),
         finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         readings=readings(history, selected), end=examine(run),
-        made_on=surroundings(pick_device(config.device)),
-        history=_columns(history))
+        made_on=_made_on(run), history=_columns(history))
+
+def _made_on(run: Run) -> dict[str, Any]:
+    "Versions and hardware at the end, and those before if it has moved"
+    *before, last = run.made_on or [surroundings(
+        pick_device(run.config.device))]
+    return {**last, **({"before": before} if before else {})}
 
 # %% ../nbs/core/05_records.ipynb #c5fbe45c
 def version_of(
@@ -336,6 +311,14 @@ def record_config(
     "The configuration of a recorded run"
     return Config(**record["config"])
 
+# %% ../nbs/core/05_records.ipynb #3cae5154
+def record_history(
+    record: dict,
+) -> list[dict[str, Any]]:
+    "The history of a recorded run, a row for each epoch"
+    names, columns = zip(*record["history"].items())
+    return [dict(zip(names, row)) for row in zip(*columns)]
+
 # %% ../nbs/core/05_records.ipynb #2286bf73
 def _row(record: dict) -> dict[str, Any]:
     "A record as a row of a table"
@@ -345,7 +328,7 @@ def _row(record: dict) -> dict[str, Any]:
         recipe=recipe_of(config), changes=changes_of(config),
         method=loss_name(config.loss, config.alpha), **asdict(config),
         **{"version": "", **record["data"]}, made_on=made["device"])
-    row["dataset"] = Path(config.dataset).name  # wherever the file was
+    row["dataset"] = PureWindowsPath(config.dataset).name  # wherever it was
     row["noise"] = bare_noise(config.noise)
     version = record["data"].get("loss_file")  # of a loss of one's own
     if version: row["method"] += f"@{version}"
@@ -404,24 +387,32 @@ def _problem(record: Any) -> Optional[str]:
     missing = [key for key in _KEYS if key not in record]
     if missing: return f"has no {', '.join(missing)}"
     config, history = record_config(record), record["history"]
-    file = config.dataset.endswith(".npz") or noise_file(config.noise) \
-        or loss_file(config.loss)
-    if not file and (record["name"], record["cell"]) != (
-            run_name(config), cell_of(config)):  # a file may have gone
-        return f"is named {record['name']}, but its run is {run_name(config)}"
+    if not _is_named(record, config): return (
+        f"is named {record['name']}, but its run is {_in_words(config)} "
+        "with another configuration")
     lengths = {len(column) for column in history.values()}
     ended = record["diverged"] or config.epochs
     if lengths != {ended} or history["epoch"] != [*range(1, ended + 1)]:
         return f"has a history that is not {ended} epochs long"
+    if not _is_read_rightly(record, config):
+        return "has readings that are not those of its history"
     return None
 
-# %% ../nbs/core/05_records.ipynb #3cae5154
-def record_history(
-    record: dict,
-) -> list[dict[str, Any]]:
-    "The history of a recorded run, a row for each epoch"
-    names, columns = zip(*record["history"].items())
-    return [dict(zip(names, row)) for row in zip(*columns)]
+# %% ../nbs/core/05_records.ipynb #b0988ba5
+def _is_named(record: dict, config: Config) -> bool:
+    "Whether a record has the name and the cell of its run"
+    if config.dataset.endswith(".npz") or noise_file(config.noise) \
+            or loss_file(config.loss):  # which may have gone or changed
+        return record["name"].rpartition("-")[0] == _in_words(config)
+    return (record["name"], record["cell"]) == (
+        run_name(config), cell_of(config))
+
+def _is_read_rightly(record: dict, config: Config) -> bool:
+    "Whether the readings of a record are those of its history"
+    history, given = record_history(record), record["readings"]
+    selected = selected_in(history) if config.hold_out else \
+        given["selected"] and given["selected"]["epoch"]
+    return given == readings(history, selected)
 
 # %% ../nbs/core/05_records.ipynb #e71f6f65
 class AlreadyRecorded(RuntimeError):
@@ -468,6 +459,7 @@ def record_run(
     progress: bool = False,  # report each epoch
 ) -> Run:
     "Train one network, or go on with it, and write its record"
+    _check_request(config, selected, rerun)
     name = run_name(config)
     files = Files(name, folder)
     try: lock = lock_of(name, folder).acquire(timeout=3)
@@ -484,6 +476,16 @@ def record_run(
         write_record(_record_of(run, name, selected, folder), folder)
         _clear(files)
     return run
+
+# %% ../nbs/core/05_records.ipynb #a95b87c3
+def _check_request(config: Config, selected, rerun) -> None:
+    "Refuse what papermill alone lets through, before anything is trained"
+    if selected is not None and not (
+            type(selected) is int and 1 <= selected <= config.epochs):
+        raise ValueError(f"selected_epoch: got {selected!r}, expected None "
+                         f"or an epoch from 1 to {config.epochs}")
+    if not isinstance(rerun, bool): raise ValueError(
+        f"rerun: got {rerun!r}, expected True or False")
 
 # %% ../nbs/core/05_records.ipynb #466d9da3
 def _record_of(run: Run, name: str, selected: Optional[int], folder):

@@ -5,8 +5,9 @@
 # %% ../nbs/core/04_training.ipynb #b097a6fe
 from __future__ import annotations
 
-import contextlib, functools, hashlib, io, math, operator, os, re, sys, time
-from dataclasses import dataclass, fields
+import contextlib, functools, hashlib, io, math, operator, os, platform, re
+import subprocess, sys, time, warnings
+from dataclasses import dataclass, field, fields
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import tce_nb
 from .data import (
     DataError, Dataset, Images, channel_stats, data_root, epoch_batches,
     first_per_class, hold_out, load, subset)
@@ -30,7 +32,8 @@ from .resnet import ResNet
 __all__ = ['PRECISIONS', 'PRESETS', 'CPU_SIZES', 'LOOK_ALIKES', 'Config', 'preset', 'drops', 'learning_rate', 'identity',
            'stream', 'Task', 'make_task', 'check_look_alikes', 'calibration_error', 'predict', 'own_logits', 'evaluate',
            'pick_device', 'Parts', 'prepare', 'train_epoch', 'CheckpointError', 'DamagedCheckpoint', 'write_whole',
-           'save_checkpoint', 'load_checkpoint', 'Run', 'run_epoch', 'train', 'describe', 'report']
+           'save_checkpoint', 'load_checkpoint', 'library_commit', 'device_name', 'surroundings', 'Run', 'run_epoch',
+           'train', 'describe', 'report']
 
 # %% ../nbs/core/04_training.ipynb #c3a9f1c4
 @dataclass(frozen=True)
@@ -204,7 +207,9 @@ def _files_of(config: Config, noise: str) -> dict[str, str]:
 # %% ../nbs/core/04_training.ipynb #094d30d0
 def _file_hash(argument: str, path: str) -> str:
     "SHA-256 of a file's content, read again only when it has changed"
-    try: state = os.stat(path)
+    try:
+        state = os.stat(path)
+        if Path(path).is_dir(): raise IsADirectoryError(0, "it is a folder")
     except OSError as error: raise DataError(
         f"{argument}: got {path!r}, which cannot be read ({error.strerror})"
         ) from error
@@ -337,8 +342,11 @@ def evaluate(
     labels: Tensor,  # on the device of the images
     criterion: Optional[nn.Module] = None,  # what it was trained with
 ) -> dict[str, float]:
-    "Accuracy, negative log-likelihood and calibration error"
-    logits = own_logits(criterion, predict(net, images))
+    "Accuracy, negative log-likelihood, calibration error; nan if diverged"
+    logits = predict(net, images)
+    if not logits.isfinite().all():
+        return dict.fromkeys(("accuracy", "nll", "ece"), math.nan)
+    logits = own_logits(criterion, logits)
     confidence, predicted = logits.softmax(1).max(1)
     correct = predicted == labels
     return dict(accuracy=correct.double().mean().item(),
@@ -362,10 +370,12 @@ def pick_device(name: str) -> torch.device:
 
 # %% ../nbs/core/04_training.ipynb #5e96dbc5
 def _precision(config: Config, device: torch.device):
-    "Gradient scaler and autocast of this precision; sets TF32 on or off"
+    "Gradient scaler and autocast of this precision; how a GPU computes"
     if config.precision == "tf32" and device.type != "cuda":
         raise ValueError(f"precision: got 'tf32' on {device}, which has none; "
                          "expected float32, bfloat16 or float16")
+    torch.backends.cudnn.deterministic = True  # the same again, bit for bit
+    torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
     half = config.precision in ("bfloat16", "float16")
@@ -437,10 +447,13 @@ def _criterion(config: Config, task: Task) -> nn.Module:
 def _optimizer(config: Config, net: nn.Module) -> torch.optim.Optimizer:
     "SGD with Nesterov momentum, decaying every parameter"
     on_gpu = next(net.parameters()).is_cuda
-    return torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         net.parameters(), config.lr, config.momentum,
         weight_decay=config.weight_decay, nesterov=config.momentum > 0,
         fused=True if on_gpu else None)  # so the scaler needs no sync
+    for weight in net.parameters() if config.momentum else ():
+        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    return optimizer
 
 # %% ../nbs/core/04_training.ipynb #b8af8190
 def train_epoch(
@@ -453,12 +466,21 @@ def train_epoch(
         group["lr"] = learning_rate(config, epoch)
     parts.model.train()
     tally = torch.zeros(5, dtype=torch.float64, device=parts.labels.device)
-    for batch, i in epoch_batches(
-            parts.train, config.batch_size,
-            stream(config.seed, "batches", epoch)):
-        loss, logits = _step(parts, batch, parts.labels[i])
-        tally += _count_labels(parts, i, loss, logits.argmax(1))
+    with _randomness(config, epoch, tally.device):
+        for batch, i in epoch_batches(
+                parts.train, config.batch_size,
+                stream(config.seed, "batches", epoch)):
+            loss, logits = _step(parts, batch, parts.labels[i])
+            tally += _count_labels(parts, i, loss, logits.argmax(1))
     return _rates(tally, len(parts.train), int(parts.wrong.sum()))
+
+# %% ../nbs/core/04_training.ipynb #b8af8191
+@contextlib.contextmanager
+def _randomness(config: Config, epoch: int, device: torch.device):
+    "PyTorch's own generators, seeded for an epoch; left as they were"
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(stream(config.seed, "loss", epoch).initial_seed())
+        yield
 
 # %% ../nbs/core/04_training.ipynb #ae8000e8
 def _step(parts: Parts, batch: Tensor, labels: Tensor):
@@ -539,6 +561,40 @@ def load_checkpoint(path: Path, config: Config) -> dict:
         "remove it or choose another path")
     return state
 
+# %% ../nbs/core/04_training.ipynb #e99cfbaa
+def library_commit() -> Optional[str]:
+    "The commit of the library in use, marked where it has been changed"
+    root = Path(tce_nb.__file__).parents[1]
+    if not (root/".git").exists(): return None
+    def git(*args): return subprocess.run(
+        ["git", "-C", str(root), *args], capture_output=True, text=True)
+    try: commit, changes = (git("rev-parse", "--short=12", "HEAD"), git(
+        "status", "--porcelain", "--", "tce_nb", "nbs/experiments"))
+    except OSError: return None  # no git here
+    if commit.returncode: return None
+    return commit.stdout.strip() + ("+changes" if changes.stdout else "")
+
+# %% ../nbs/core/04_training.ipynb #a98627a1
+def device_name(
+    device: torch.device,
+) -> str:
+    "The maker's name of a processor or GPU"
+    if device.type == "cuda": return torch.cuda.get_device_name(device)
+    try: text = Path("/proc/cpuinfo").read_text()
+    except OSError: return platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
+    return found[1] if found else platform.machine()
+
+def surroundings(
+    device: torch.device,
+) -> dict[str, Any]:
+    "Versions and hardware"
+    return dict(device=device.type, hardware=device_name(device),
+                threads=torch.get_num_threads(), cores=os.cpu_count(),
+                commit=library_commit(), versions=dict(
+                    tce_nb=tce_nb.__version__, torch=str(torch.__version__),
+                    numpy=np.__version__, python=platform.python_version()))
+
 # %% ../nbs/core/04_training.ipynb #85f551eb
 @dataclass
 class Run:
@@ -552,6 +608,7 @@ class Run:
     criterion: Optional[nn.Module] = None  # what it was trained with
     task: Optional[Task] = None
     identity: Optional[dict[str, Any]] = None  # as its files were at first
+    made_on: list[dict[str, Any]] = field(default_factory=list)  # in turn
 
     @property
     def finished(self) -> bool:
@@ -575,7 +632,7 @@ def run_epoch(
             with parts.autocast:
                 measured = evaluate(parts.model, images, labels,
                                     parts.criterion)
-            if not math.isfinite(measured["nll"]):
+            if math.isnan(measured["accuracy"]):
                 row["train_loss"] = math.nan  # the weights are no numbers
                 break
             row |= {f"{name}_{key}": v for key, v in measured.items()}
@@ -593,7 +650,8 @@ def train(
     parts = prepare(config)
     run = Run(config, [], parts.task.noisy.wrong_rate, net=parts.net,
               criterion=parts.criterion, task=parts.task,
-              identity=parts.identity)
+              identity=parts.identity,
+              made_on=[surroundings(parts.labels.device)])
     tell = report if progress is True else progress  # after each epoch
     path = None if checkpoint is None else Path(checkpoint)
     if path and path.exists(): _resume(run, parts, path)
@@ -611,7 +669,8 @@ def _state(run: Run, parts: Parts) -> dict:
     "All that a run needs to go on"
     return dict(identity=parts.identity, history=run.history,
                 diverged=run.diverged, resumed=run.resumed,
-                data=parts.task.fingerprint, device=parts.labels.device.type,
+                made_on=run.made_on, data=parts.task.fingerprint,
+                device=parts.labels.device.type,
                 **{name: getattr(parts, name).state_dict()
                    for name in _STATEFUL})
 
@@ -619,24 +678,36 @@ _STATEFUL = "net", "criterion", "optimizer", "scaler"
 
 def _resume(run: Run, parts: Parts, path: Path) -> None:
     "Put a run back to where its checkpoint was written"
-    state = load_checkpoint(path, run.config)
+    state, device = load_checkpoint(path, run.config), parts.labels.device
     for what, here in (("data", parts.task.fingerprint),
-                       ("device", parts.labels.device.type)):
+                       ("device", device.type)):
         if state[what] != here:
             raise CheckpointError(f"{path}: was written with other {what}; "
                                   "remove it to start the run again")
-    _make_buffers(parts.criterion, state["criterion"])
+    _make_buffers(parts.criterion, state["criterion"], device)
     for name in _STATEFUL: getattr(parts, name).load_state_dict(state[name])
     run.history, run.diverged = state["history"], state["diverged"]
     run.resumed = state["resumed"] + (not run.finished)
+    _go_on_here(run, state.get("made_on", []))
 
 # %% ../nbs/core/04_training.ipynb #f48d1c71
-def _make_buffers(criterion: nn.Module, state: dict[str, Tensor]) -> None:
+def _make_buffers(criterion: nn.Module, state: dict[str, Tensor],
+                  device: torch.device) -> None:
     "Give a loss the buffers that it had made at its first batch"
     for name, value in state.items():
         owner, _, buffer = name.rpartition(".")
         buffers = criterion.get_submodule(owner)._buffers
-        if buffers.get(buffer, value) is None: buffers[buffer] = value
+        if buffers.get(buffer, value) is None:
+            buffers[buffer] = value.to(device)
+
+def _go_on_here(run: Run, before: list[dict]) -> None:
+    "Keep what earlier tries were made on; say if this one is another"
+    here, same = run.made_on, before[-1:] == run.made_on
+    run.made_on = before if same or before and run.finished \
+        else [*before, *here]
+    if before and len(run.made_on) > len(before): warnings.warn(
+        "this run goes on with other code, versions or hardware than it had; "
+        "its record will name both")
 
 # %% ../nbs/core/04_training.ipynb #70e3642d
 def describe(config: Config) -> str:

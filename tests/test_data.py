@@ -1,8 +1,10 @@
 """Data sets from good and bad files, and the augmentation's distribution."""
+import concurrent.futures
 import gzip
 import hashlib
 import struct
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +152,7 @@ def test_a_failed_download_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "_open", half_a_download)
     with pytest.raises(DataError, match="cifar10: not in .* download failed .connection lost."):
         load("cifar10", root=tmp_path/"new")
-    assert list((tmp_path/"new").iterdir()) == []
+    assert [p.name for p in (tmp_path/"new").iterdir()] in ([], [".cifar10.lock"])
 
 
 def test_a_download_is_moved_into_place_whole(tmp_path, monkeypatch):
@@ -162,8 +164,23 @@ def test_a_download_is_moved_into_place_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "_open", download)
     data._download("cifar10", tmp_path)
     data._download("cifar10", tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == [folder]
+    assert {p.name for p in tmp_path.iterdir()} - {".cifar10.lock"} == {folder}
     assert (tmp_path/folder/"file").read_text() == "whole"
+
+
+def test_one_process_fetches_and_removes_what_a_killed_one_left(tmp_path, monkeypatch):
+    begun = []
+    def slow_download(dataset, root, download):
+        begun.append(root)
+        time.sleep(0.3)
+        (root/"cifar-10-batches-py").mkdir()
+    monkeypatch.setattr(data, "_open", slow_download)
+    (tmp_path/".part-cifar10-old").mkdir()
+    (tmp_path/".part-svhn-other").mkdir()  # perhaps somebody's at this moment
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: data._download("cifar10", tmp_path), range(4)))
+    assert len(begun) == 1
+    assert {p.name for p in tmp_path.iterdir()} - {".cifar10.lock"} == {"cifar-10-batches-py", ".part-svhn-other"}
 
 
 def test_a_removed_mnist_archive_is_fetched_again(tmp_path, monkeypatch):

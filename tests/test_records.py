@@ -12,8 +12,8 @@ from conftest import save_npz
 
 from tce_nb.records import (
     AlreadyRecorded, Busy, Files, RecordError, cell_of, cells, find_selected, gather, histories,
-    is_running, make_record, paper_numbers, read_record, record_config, record_run, recorded,
-    results_folder, run_name, scale_of, version_of, write_record)
+    is_running, make_record, paper_numbers, read_record, readings, record_config, record_history,
+    record_run, recorded, results_folder, run_name, scale_of, version_of, write_record)
 from tce_nb.training import Config, preset, train
 
 TINY = Config(train_per_class=8, test_per_class=4, batch_size=16, depth=8, epochs=3, eta=0.4, device="cpu")
@@ -216,6 +216,7 @@ def test_of_two_hold_out_runs_the_one_on_noisy_labels_selects(tmp_path, lr):
         path = Files(run_name(config), tmp_path).record
         record = json.loads(path.read_bytes())
         record["history"]["val_accuracy"] = accuracy
+        record["readings"] = readings(record_history(record), accuracy.index(1.0) + 1)
         path.write_text(json.dumps(record))
     assert find_selected(full, tmp_path) == 1
     assert gather(tmp_path).set_index("name").selected_epoch[run_name(full)] == 1
@@ -275,6 +276,10 @@ DAMAGE = {
     **{f"wrong {key}": lambda text, key=key, value=value: json.dumps({**json.loads(text), key: value})
        for key, value in dict(made_on={}, readings=None, data=[], config={}).items()},
     "data that takes a name": lambda text: text.replace('"data": {', '"data": {"name": 1, '),
+    "a better reading": lambda text: re.sub(r'("last": {"epoch": 3, "test_accuracy": )[0-9.]+', r"\g<1>0.999", text),
+    "a reading of another epoch": lambda text: text.replace('"last": {"epoch": 3', '"last": {"epoch": 2'),
+    "a history without numbers": lambda text: re.sub(
+        r'"test_accuracy": \[[^]]*\]', '"test_accuracy": [null, null, null]', text),
     "a reading of letters": lambda text: re.sub(r'"test_accuracy": [0-9.]+', '"test_accuracy": "x"', text),
 }
 
@@ -298,6 +303,52 @@ def test_runs_that_differ_in_anything_but_the_seed_share_no_cell(tmp_path):
     for change in (dict(), dict(lr=0.3), dict(alpha=1.0000001), dict(alpha=1.0), dict(batch_size=8)):
         record_run(replace(TINY, epochs=1, seed=1, **change), tmp_path)
     assert cells(gather(tmp_path), "last").n.tolist() == [1] * 5
+
+
+def test_an_edited_record_of_a_file_is_not_counted(tmp_path):
+    "Its file may have gone, but the name says much of what was run"
+    config = replace(TINY, dataset=save_npz(tmp_path/"mine.npz"), train_per_class=None, test_per_class=None, epochs=1)
+    record_run(config, tmp_path)
+    path = Files(run_name(config), tmp_path).record
+    (tmp_path/"mine.npz").unlink()
+    assert recorded(path.stem, tmp_path)
+    path.write_text(path.read_text().replace('"eta": 0.4', '"eta": 0.2'))
+    with pytest.raises(RecordError, match="but its run is mine-tce1.5-eta0.2-train-seed0"): read_record(path)
+
+
+def test_a_record_from_windows_is_in_the_same_cell(tmp_path):
+    config = replace(TINY, dataset=save_npz(tmp_path/"mine.npz"), train_per_class=None, test_per_class=None, epochs=1)
+    for seed in (1, 2): record_run(replace(config, seed=seed), tmp_path)
+    path = Files(run_name(replace(config, seed=1)), tmp_path).record
+    record = json.loads(path.read_text())
+    record["config"]["dataset"] = "C:\\data\\mine.npz"
+    path.write_text(json.dumps(record))
+    assert cells(gather(tmp_path), "last").n.tolist() == [2]
+
+
+def test_a_record_names_the_code_that_made_it(tmp_path, monkeypatch):
+    "Not that of a commit made meanwhile; and both, if a run goes on with other code"
+    from tce_nb import training
+    commits = iter(["first", "second", "third"])
+    monkeypatch.setattr(training, "library_commit", lambda: next(commits))
+    def stop(run): raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY, checkpoint=Files(run_name(TINY), tmp_path).checkpoint, progress=stop)
+    with pytest.warns(UserWarning, match="goes on with other code"): record_run(TINY, tmp_path)
+    made_on = read_record(Files(run_name(TINY), tmp_path).record)["made_on"]
+    assert made_on["commit"] == "second" and [made["commit"] for made in made_on["before"]] == ["first"]
+    record_run(replace(TINY, seed=1), tmp_path)
+    made_on = read_record(Files(run_name(replace(TINY, seed=1)), tmp_path).record)["made_on"]
+    assert made_on["commit"] == "third" and "before" not in made_on
+
+
+@pytest.mark.parametrize("request_, message", [
+    (dict(selected=9), "selected_epoch: got 9, expected None or an epoch from 1 to 3"),
+    (dict(selected="abc"), "selected_epoch: got 'abc'"), (dict(selected=True), "selected_epoch: got True"),
+    (dict(rerun="false"), "rerun: got 'false', expected True or False")], ids=str)
+def test_an_impossible_request_is_refused_before_training(tmp_path, request_, message):
+    with pytest.raises(ValueError, match=message): record_run(TINY, tmp_path, **request_)
+    assert not list(tmp_path.rglob("*"))
 
 
 def test_an_interrupted_run_goes_on_under_any_of_its_descriptions(tmp_path):

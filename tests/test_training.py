@@ -178,7 +178,7 @@ def test_checkpoints_hold_tensors_and_plain_values_only(tmp_path):
     path = tmp_path/"run.pt"
     train(replace(TINY, epochs=1), checkpoint=path)
     state = torch.load(io.BytesIO(path.read_bytes()[32:]), weights_only=True)
-    assert set(state) == {"identity", "history", "diverged", "resumed", "data", "device",
+    assert set(state) == {"identity", "history", "diverged", "resumed", "made_on", "data", "device",
                           "net", "criterion", "scaler", "optimizer"}
 
 
@@ -342,6 +342,22 @@ class Late(nn.Module):
         self.seen += target.bincount(minlength=input.shape[1])
         return F.cross_entropy(input, target, 1 / self.seen)
 
+class Drawing(nn.Module):
+    "Cross entropy of half the batch, drawn each time"
+
+    def forward(self, input, target):
+        kept = torch.rand(len(target)) < 0.5
+        return F.cross_entropy(input, target, reduction="none")[kept].sum() / len(target)
+
+class Sparse(nn.Module):
+    "Cross entropy of a network whose probabilities may be 0"
+
+    def forward(self, input, target): return F.cross_entropy(input, target)
+
+    def log_prediction(self, logits, dim):
+        best = logits == logits.amax(dim, keepdim=True)
+        return logits.masked_fill(~best, -torch.inf)
+
 class Learned(nn.Module):
     def __init__(self):
         super().__init__()
@@ -349,7 +365,7 @@ class Learned(nn.Module):
 """
 
 
-@pytest.mark.parametrize("name", ["Fading", "Late"])
+@pytest.mark.parametrize("name", ["Fading", "Late", "Drawing"])
 def test_a_loss_of_ones_own_resumes_with_its_state_and_only_as_it_was(tmp_path, name):
     (tmp_path/"mine.py").write_text(OWN_LOSS.replace("POWER", "1.0"))
     config = replace(TINY, loss=f"{tmp_path}/mine.py:{name}", epochs=4)
@@ -362,6 +378,46 @@ def test_a_loss_of_ones_own_resumes_with_its_state_and_only_as_it_was(tmp_path, 
     (tmp_path/"mine.py").write_text(OWN_LOSS.replace("POWER", "2.0"))
     with pytest.raises(CheckpointError, match=r"belongs to another run \(loss differ\)"):
         train(config, checkpoint=path)
+
+
+def test_a_loss_that_draws_draws_anew_for_every_seed_and_epoch(tmp_path):
+    (tmp_path/"mine.py").write_text(OWN_LOSS)
+    config, drawn = replace(TINY, loss=f"{tmp_path}/mine.py:Drawing", epochs=1), []
+    for seed, epoch in ((0, 1), (0, 2), (1, 1)):
+        with training._randomness(replace(config, seed=seed), epoch, torch.device("cpu")):
+            drawn.append(torch.rand(3).tolist())
+    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
+    parts, expected = prepare(config), torch.get_rng_state()
+    training.train_epoch(parts, config, 1)
+    assert torch.equal(torch.get_rng_state(), expected), "the caller's own draws are not disturbed"
+
+
+def test_a_buffer_made_late_goes_to_the_device_of_the_run(tmp_path):
+    (tmp_path/"mine.py").write_text(OWN_LOSS)
+    criterion = training.get_loss(f"{tmp_path}/mine.py:Late")
+    training._make_buffers(criterion, {"seen": torch.ones(10)}, torch.device("meta"))
+    assert criterion.seen.device.type == "meta"
+
+
+def test_a_probability_of_zero_is_no_divergence(tmp_path):
+    (tmp_path/"mine.py").write_text(OWN_LOSS)
+    run = train(replace(TINY, loss=f"{tmp_path}/mine.py:Sparse"))
+    assert run.diverged is None and len(run.history) == TINY.epochs
+    assert math.isinf(run.history[0]["test_nll"]) and run.history[0]["test_accuracy"] < 1
+
+
+def test_the_first_step_of_a_scaler_may_be_skipped():
+    "The momentum is there from the beginning; a fused step that is skipped would leave it unset"
+    parts = prepare(TINY)
+    assert all((state["momentum_buffer"] == 0).all() for state in parts.optimizer.state.values())
+    assert len(parts.optimizer.state) == len([*parts.net.parameters()])
+    assert not prepare(replace(TINY, momentum=0.0)).optimizer.state
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path/"set.npz").mkdir()
+    with pytest.raises(training.DataError, match="dataset: got .*set.npz', which cannot be read .it is a folder"):
+        training.identity(replace(TINY, dataset=str(tmp_path/"set.npz")))
 
 
 def test_a_loss_with_parameters_is_refused(tmp_path):
