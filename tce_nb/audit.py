@@ -10,7 +10,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import (
     Any, Callable, Iterable, NamedTuple, Optional, Protocol)
@@ -30,11 +30,11 @@ from .sweep import ETAS, METHODS, SEEDS
 __all__ = ['OUTCOMES', 'YES', 'NO', 'OPEN', 'MISSING', 'VERDICTS', 'SUPPORTED', 'IN_PART', 'CONTRADICTED', 'UNDECIDED', 'TAMED',
            'NAMES', 'SCENARIOS', 'Pairs', 'FEW', 'LITTLE', 'SAME_SPEED', 'EXCELLENT', 'SAME_TIME', 'CLAIMS', 'Estimate',
            'printed', 'over_seeds', 'welch', 'variation', 'above', 'below', 'within', 'equals', 'every', 'some',
-           'verdict', 'Cell', 'Evidence', 'runs_behind', 'Printed', 'stages', 'drop', 'slide', 'early_slide',
-           'small_scale', 'Recorded', 'run_values', 'run_differences', 'known_to_learn', 'common_spread', 'Check',
-           'Checks', 'cells_of', 'against', 'larger', 'alike', 'levels', 'guessing', 'gains', 'best_alpha', 'spread',
-           'undominated', 'at_full_scale', 'together', 'Claim', 'Judgement', 'judge', 'effect', 'basis', 'positive',
-           'Row', 'audit', 'by_common_spread', 'read_bench', 'summary', 'section', 'provenance']
+           'verdict', 'Cell', 'Evidence', 'runs_behind', 'Printed', 'stages', 'at_first_rate', 'drop', 'slide',
+           'early_slide', 'small_scale', 'Recorded', 'run_values', 'run_differences', 'known_to_learn', 'common_spread',
+           'Check', 'Checks', 'cells_of', 'against', 'larger', 'alike', 'levels', 'guessing', 'gains', 'best_alpha',
+           'spread', 'undominated', 'at_full_scale', 'together', 'Claim', 'Judgement', 'judge', 'effect', 'basis',
+           'positive', 'Row', 'audit', 'by_common_spread', 'read_bench', 'summary', 'section', 'provenance']
 
 # %% ../nbs/core/12_audit.ipynb #7c789476
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ def over_seeds(
     mean, own, n = float(values.mean()), values.std(), values.count()
     if n < 2: return Estimate(mean, math.nan, math.nan, len(values), 0)
     std, df = (max(own, std), df) if df >= n else (own, n - 1)
-    half = float(stats.t.ppf(0.975, df) * std) / math.sqrt(n)
+    if std < 1e-9: df = 0  # a tie says nothing of their spread
+    half = float(stats.t.ppf(0.975, df) * std) / math.sqrt(n) if df \
+        else math.nan
     return Estimate(mean, mean - half, mean + half, n, df)
 
 # %% ../nbs/core/12_audit.ipynb #cf60b5cf
@@ -296,6 +298,10 @@ def stages(
     stage = np.log10(curve.lr.max() / curve.lr).round().to_numpy()
     return [100 * curve.test_accuracy[stage == k] for k in np.unique(stage)]
 
+def at_first_rate(curve: pd.DataFrame) -> pd.Series:
+    "Test accuracy until the learning rate first drops"
+    return curve.test_accuracy[curve.lr == curve.lr.max()]
+
 def drop(curve: pd.DataFrame) -> float:
     "Points won in the epoch in which the learning rate first drops"
     first, *later = stages(curve)
@@ -348,14 +354,15 @@ class _Runs(Evidence):
         return dataset not in self.small
 
     def longest(self, cell: Cell) -> float:
-        "The epochs of a run of this cell"
-        return float(self.runs[cell].epochs.max()) if cell in self.runs \
-            else math.nan
+        "The epochs of a run of this cell at its first learning rate"
+        names = self.runs[cell].name if cell in self.runs else ()
+        return max((float(len(at_first_rate(self.curves[name])))
+                    for name in names), default=math.nan)
 
 # %% ../nbs/core/12_audit.ipynb #4d9f68ee
 class Recorded(_Runs):
     "Our runs, one scale for each data set"
-    silent = "No runs for this yet."
+    silent = "No runs yet that could tell."
 
     def level(self, quantity: str, cell: Cell) -> Optional[Estimate]:
         "The mean over seeds"
@@ -364,15 +371,19 @@ class Recorded(_Runs):
         if quantity == "variation": return _speed_varies(self, cell)
         values = run_values(self, quantity, cell,
                             quantity not in ("drop", "slide", "early"))
-        return over_seeds(values.replace(math.inf, self.longest(cell)))
+        if quantity == "speed":
+            values = values.replace(math.inf, self.longest(cell))
+        return over_seeds(values)
 
     def compare(self, quantity, first, second) -> Optional[Estimate]:
         "The mean difference over common seeds"
         if not any(known_to_learn(self, cell) for cell in (first, second)):
             return None
         pool = _pool(self, quantity, first, second) if self.pooled else ()
-        return over_seeds(
+        found = over_seeds(
             run_differences(self, quantity, first, second), *pool)
+        return _open_ended(self, found, first, second) \
+            if quantity == "speed" else found
 
     def extra_time(self) -> Optional[Estimate]:
         "From the benchmark: the records' seconds include pauses"
@@ -414,7 +425,7 @@ def _until_bar(records: Recorded, plain: Cell) -> Callable:
     if accuracy is None: return lambda curve: math.nan
     bar = THRESHOLDS[plain.dataset] if records.full(plain.dataset) else \
         threshold_share(plain.dataset) * accuracy.mean / 100
-    return lambda curve: epochs_to(bar, curve.test_accuracy)
+    return lambda curve: epochs_to(bar, at_first_rate(curve))
 
 # %% ../nbs/core/12_audit.ipynb #8710a782
 def run_differences(
@@ -429,6 +440,16 @@ def run_differences(
     never = both.isin([math.inf])
     reached = both.mask(never, records.longest(first))
     return (reached[0] - reached[1]).mask(never.all(axis=1))
+
+# %% ../nbs/core/12_audit.ipynb #8710a787
+def _open_ended(records: Recorded, estimate: Optional[Estimate], first: Cell,
+                second: Cell) -> Optional[Estimate]:
+    "An interval without an end where some runs never got there"
+    if estimate is None: return None
+    slow, fast = (np.isinf(run_values(records, "speed", cell)).any()
+                  for cell in (first, second))
+    return replace(estimate, high=math.inf if slow else estimate.high,
+                   low=-math.inf if fast else estimate.low)
 
 # %% ../nbs/core/12_audit.ipynb #8710a785
 def known_to_learn(records: Recorded, cell: Cell) -> bool:
@@ -719,10 +740,17 @@ def _words(check: Check) -> str:
     sign = "" if check.unit == "%" else "+"
     low = max(e.low, 0) if check.unit == "%" else e.low  # a share
     def show(x): return f"{x:{sign}.2f}".replace("-", "−")
-    bounds = f" ({show(low)} to {show(e.high)})" \
-        if e.n is not None and e.df > 0 else ""
+    bounds = _bounds(low, e.high, show) if e.n is not None and e.df > 0 \
+        else ""
     gap = "" if check.unit[0] == "%" else " "
     return f"{check.label}: {show(e.mean)}{gap}{check.unit}{bounds}"
+
+def _bounds(low: float, high: float, show: Callable[[float], str]) -> str:
+    "An interval in words, with one end or both"
+    known = [(word, end) for word, end in (("at least", low),
+             ("at most", high)) if math.isfinite(end)]
+    if len(known) == 2: return f" ({show(low)} to {show(high)})"
+    return "".join(f" ({word} {show(end)})" for word, end in known)
 
 # %% ../nbs/core/12_audit.ipynb #9c38321e
 FEW = 5  # comparisons, up to which all are listed
@@ -850,9 +878,10 @@ _NOISE = (
     Claim("moderate", "α up to 1.5 wins on CIFAR-100",
           "Moderate exponents converge as well as CE and end above it.",
           "Table 1", "A part of it: α = 0.5, 1 and 1.5 are above CE at every "
-          "η. How they converge is not compared.",
-          larger("accuracy", against(cells_of(
-              *TAMED[:3], datasets=["cifar100"]), "ce")), enough=False))
+          "η. How they converge is not compared; only runs at the paper's "
+          "scale decide.", at_full_scale(larger("accuracy", against(cells_of(
+              *TAMED[:3], datasets=["cifar100"]), "ce")), YES, NO),
+          enough=False))
 
 # %% ../nbs/core/12_audit.ipynb #d5b07e31
 _CLEAN = (

@@ -65,6 +65,15 @@ def _size(text: str):
         f"got {text}, expected a number of images, or below 1 a share of "
         "them") from None
 
+# %% ../nbs/core/09_cli.ipynb #d2dfd642
+def _folder(text: str) -> str:
+    "The absolute path of a folder, which need not be there yet"
+    try: path = Path(text).expanduser().absolute()
+    except RuntimeError: path = None  # no such user
+    if not text or path is None or path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a folder")
+    return str(path)
+
 # %% ../nbs/core/09_cli.ipynb #d511ae9a
 _EXAMPLES = dict(
     run="""examples:
@@ -103,8 +112,9 @@ def _pool_options(parser, workers: bool) -> None:
     parser.add_argument("--limit", type=_positive(float), default=24,
                         metavar="HOURS", help="end a run that takes longer "
                         "(default: 24)")
-    parser.add_argument("--data", metavar="DIR", help="folder of data sets "
-                        "(default: TCE_DATA, or the user's cache)")
+    parser.add_argument("--data", type=_folder, metavar="DIR",
+                        help="folder of data sets (default: TCE_DATA, or the "
+                        "user's cache)")
     parser.add_argument("--dry-run", action="store_true", help="list the "
                         "runs and what they would cost; start nothing")
     parser.add_argument("--json", action="store_true",
@@ -220,8 +230,9 @@ def make_parser() -> argparse.ArgumentParser:
         added = verbs.add_parser(
             name, help=about, description=about, epilog=_EXAMPLES[name],
             formatter_class=argparse.RawDescriptionHelpFormatter)
-        added.add_argument("--results", metavar="DIR", help="folder of "
-                           "results (default: TCE_RESULTS, or results/)")
+        added.add_argument(
+            "--results", type=_folder, metavar="DIR",
+            help="folder of results (default: TCE_RESULTS, or results/)")
         return added
     _run_options(verb("run", "train one network and record it"))
     _sweep_options(verb("sweep", "run the cells of a preset"))
@@ -270,11 +281,7 @@ def command_run(options: argparse.Namespace) -> int:
 def command_sweep(options: argparse.Namespace) -> int:
     "Run the cells of a preset"
     _check_cluster(options)
-    jobs = _plan(options)
-    if not jobs: raise ValueError(
-        f"noise: got {' '.join(options.noise)}, which no data set of the "
-        f"preset {options.preset} has; expected another, or --dataset")
-    return _work_off(jobs, options, results_folder(options.results))
+    return _work_off(_plan(options), options, results_folder(options.results))
 
 def _plan(options: argparse.Namespace, scale: Optional[str] = None):
     "The jobs that the options describe"
@@ -365,9 +372,11 @@ def _pool(jobs: list[Job], options: argparse.Namespace, results: Path):
         results, options.ray, options.data, options.cpus_per_run or 1,
         options.gpus_per_run or 0, seconds, options.checkpoints)
     on_cpu = all(job.config.device == "cpu" for job in jobs)
+    on_one = all(":" in job.config.device for job in jobs)  # of several GPUs
+    each = options.runs_per_gpu or 1
     return LocalPool(
-        results, options.data, options.workers, options.threads or 1, seconds,
-        options.runs_per_gpu or 1, gpus=0 if on_cpu else None)
+        results, options.data, options.workers or (each if on_one else None),
+        options.threads or 1, seconds, each, gpus=0 if on_cpu else None)
 
 @contextlib.contextmanager
 def _stop_on_signals():
@@ -403,7 +412,7 @@ def work_left(
 def _dry_run(jobs: list[Job], options, results: Path) -> int:
     "List the runs, and how long what is left of each would take"
     states = [look(job, results) for job in jobs]
-    speed = measure_speed(jobs[0].config.device)
+    speed = measure_speed(jobs[0].config)
     slots = 1 if options.ray else _pool(jobs, options, results).slots
     hours = [work_left(State(state.job) if state.state == "failed" else state,
                        results, options.data) / speed / 3600
@@ -417,9 +426,12 @@ def _dry_run(jobs: list[Job], options, results: Path) -> int:
         return 0
     for state, each in zip(states, hours):
         print(f"{state.state:9} {duration(3600 * each):>9}  {state.job.name}")
+    several = "; runs that share a GPU slow each other down" \
+        if (options.runs_per_gpu or 1) > 1 else ""
     print(f"{len(states)} runs, {left} to do: about "
           f"{duration(3600 * sum(hours) / slots)} with {slots} at a time, "
-          f"at {speed:.0f} images/s each as measured now on this machine")
+          f"at {speed:.0f} images/s each as measured now on this machine"
+          f"{several}")
     return 0
 
 # %% ../nbs/core/09_cli.ipynb #f5265fd3

@@ -27,11 +27,11 @@ __all__ = ['START_WEIGHT', 'reliability', 'adaptive_calibration_error', 'risk_co
 
 # %% ../nbs/core/14_diagnosis.ipynb #c53e693e
 def _as_tensor(name: str, value) -> Tensor:
-    "A tensor of a tensor, an array, a data frame or a list"
+    "A tensor on the CPU, of a tensor, an array, a data frame or a list"
     try:
         if not isinstance(value, Tensor) and hasattr(value, "__array__"):
             value = value.__array__().copy()  # whatever its strides
-        return torch.as_tensor(value).detach()
+        return torch.as_tensor(value).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
         _refuse(ValueError, name, _describe(value), "a tensor or an array "
                 "of numbers")
@@ -49,7 +49,7 @@ def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
     if len(logits) > 1 and (logits >= 0).all() \
             and off.abs().max() < 1e-3 + 2 * rounding:
         _refuse(ValueError, "logits", "probabilities", "their logarithms")
-    return logits, _class_indices(labels, *logits.shape).to(logits.device)
+    return logits, _class_indices(labels, *logits.shape)
 
 # %% ../nbs/core/14_diagnosis.ipynb #3990e52d
 def _class_indices(labels, n: int, num_classes: int) -> Tensor:

@@ -124,7 +124,7 @@ def plot_sample_weight(
 
 # %% ../nbs/core/07_figures.ipynb #9974e02c
 def plot_samples(
-    images: Tensor,       # uint8, N x C x 32 x 32; all are drawn
+    images: Tensor,       # uint8, N x C x 32 x 32, in colour or grey
     labels: Tensor,       # what is said of them
     true_labels: Tensor,  # what is right
     columns: int = 10,
@@ -137,6 +137,7 @@ def plot_samples(
     for axis in axes.flat: axis.axis("off")
     for axis, image, label, true in zip(axes.flat, images, labels,
                                         true_labels):
+        if len(image) not in (1, 3): image = image.float().mean(0, True)
         axis.imshow(image.permute(1, 2, 0).squeeze(), cmap="gray")
         if label == true: axis.set_title(int(label), size=9)
         else: axis.set_title(f"{int(true)} → {int(label)}", size=9,

@@ -10,7 +10,7 @@ import inspect
 import math
 import runpy
 from numbers import Integral, Real
-from pathlib import Path
+from pathlib import PureWindowsPath
 from typing import Callable, NoReturn, Optional
 
 import torch
@@ -432,7 +432,7 @@ def bare_loss(
 ) -> str:
     "The same wherever the file is"
     own = loss_file(name)
-    return f"{Path(own[0]).name}:{own[1]}" if own else name
+    return f"{PureWindowsPath(own[0]).name}:{own[1]}" if own else name
 
 # %% ../nbs/core/00_losses.ipynb #fddbb2fe
 def _own_loss(file: str, name: str) -> Callable[..., nn.Module]:
@@ -469,11 +469,21 @@ def get_loss(
         if argument not in known and not free:
             _refuse(TypeError, argument, "an argument that the loss "
                     f"{name!r} does not have", f"one of {', '.join(known)}")
-    loss = build(**kwargs)
+    loss = _built(name, build, kwargs) if own else build(**kwargs)
     if not isinstance(loss, nn.Module):
         _refuse(TypeError, "loss", f"{name}, which gives {_describe(loss)}",
                 "a class or a function that gives an nn.Module")
     return loss
+
+# %% ../nbs/core/00_losses.ipynb #38eead68
+def _built(name: str, build: Callable[..., nn.Module], kwargs) -> nn.Module:
+    "A loss of one's own, or what its author did not expect"
+    try: return build(**kwargs)
+    except Exception as error:
+        given = ", ".join(kwargs) or "no arguments"
+        _refuse(ValueError, "loss", name, "a class or a function that can be "
+                f"called with {given}; this one ends with "
+                f"{type(error).__name__}: {error}")
 
 # %% ../nbs/core/00_losses.ipynb #38eead6b
 def _known_loss(name: str) -> Callable[..., nn.Module]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from numbers import Integral, Real
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, Callable, Mapping, Optional, Union
 
 import torch
@@ -497,7 +497,7 @@ def bare_noise(
 ) -> str:
     "The same wherever the file is"
     kind, file, column = noise_file(noise) or ("", "", "")
-    return f"{kind}:{Path(file).name}{column and f'#{column}'}" if kind \
+    return f"{kind}:{PureWindowsPath(file).name}{column and f'#{column}'}" if kind \
         else noise
 
 # %% ../nbs/core/01_noise.ipynb #9895709d

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import ast, concurrent.futures, contextlib, difflib, functools, json, logging
-import os, signal, socket, subprocess, sys, tempfile, threading, time
-import traceback
+import os, re, signal, socket, subprocess, sys, tempfile, threading, time
+import traceback, warnings
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -169,15 +169,22 @@ def _cells(scale: str, datasets, methods, etas, noises):
     usual, parsed = (0.0, 0.4, 0.8), functools.lru_cache(parse_method)
     for block in grid(scale):
         for noise in noises or block.noises:
-            for dataset in _datasets(datasets, block):
+            names = _datasets(datasets, block)
+            for dataset in names:
                 if noise == "class_dependent" and dataset not in LOOK_ALIKES \
-                        and not (datasets and noises): continue
+                        and not (noises and (datasets or not _known(names))):
+                    continue  # nobody asked for just this
                 for eta in etas or (  # a file has its own noise ratio
                         (1.0,) if noise_file(noise) else
                         block.etas.get(dataset, usual)):
                     for method in _methods(methods, block):
                         yield dict(dataset=dataset, eta=eta, noise=noise,
                                    **parsed(method))
+
+# %% ../nbs/core/06_sweep.ipynb #71bfb8c1
+def _known(datasets: list[str]) -> bool:
+    "Whether the look-alikes of one of these are known"
+    return any(dataset in LOOK_ALIKES for dataset in datasets)
 
 # %% ../nbs/core/06_sweep.ipynb #7bee09ed
 def plan(
@@ -223,10 +230,10 @@ def read_parameters(
     "The configuration that a template's parameters describe"
     given, names = _injected(namespace), [f.name for f in fields(Config)]
     if namespace.get("data"): os.environ["TCE_DATA"] = namespace["data"]
+    _check_parameters(given, namespace)
     if namespace["preset"] is None:  # a sweep gives every field as it is
         return Config(**{name: namespace[name] for name in given
                          if name in names})
-    _check_parameters(given, namespace)
     chosen = {name: namespace[name] for name in names
               if namespace.get(name) is not None}
     if "hold_out" in namespace:  # the template of hold-out runs
@@ -289,14 +296,17 @@ def _engine():
     "A papermill engine that runs the cells in this process"
     from IPython.core.interactiveshell import InteractiveShell
     from papermill.engines import Engine
+    from traitlets.config import Config as Settings
 
     class Shell(InteractiveShell):
         def enable_gui(self, gui=None): pass  # no windows here
 
+    forget = Settings({"HistoryManager": {"enabled": False}})  # not the user's
+
     class InProcess(Engine):
         @classmethod
         def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
-            shell = Shell.instance()
+            shell = Shell.instance(config=forget)
             shell.run_line_magic("matplotlib", "inline")
             for index, cell in enumerate(nb_man.nb.cells):
                 nb_man.cell_start(cell, index)
@@ -359,10 +369,7 @@ def worker() -> None:
     try:
         with lock_of(name, folder).acquire(timeout=3):  # others may look
             if job["parameters"]["rerun"] or not recorded(name, folder):
-                run_notebook(job["kind"], files.notebook, job["parameters"])
-            if not recorded(name, folder):
-                raise RuntimeError("the notebook left no record of this run; "
-                                   "has a file that it names changed?")
+                _run_job(job, files)
     except Timeout: return  # somebody else has it in hand
     except BaseException as error:
         print(traceback.format_exc(), file=sys.stderr)
@@ -373,6 +380,29 @@ def _end_with_driver() -> None:
     "End this process when its standard input is closed"
     while os.read(0, 1): pass  # not sys.stdin, which may be locked at exit
     os._exit(3)
+
+# %% ../nbs/core/06_sweep.ipynb #4f5ae1af
+def _run_job(job: dict, files: Files) -> None:
+    "Execute a job's notebook; it belongs beside the record that it wrote"
+    name, parameters, before = job["name"], job["parameters"], \
+        _modified(files.record)
+    if parameters["data"]: os.environ["TCE_DATA"] = parameters["data"]
+    config = Config(**{field.name: parameters[field.name]
+                       for field in fields(Config)
+                       if field.name in parameters})
+    if run_name(config) != name: raise ValueError(
+        "loss, dataset or noise: a file has changed since this run was "
+        "planned; start it again")
+    try: run_notebook(job["kind"], files.draft, parameters)
+    finally:
+        if _modified(files.record) != before and files.draft.exists():
+            os.replace(files.draft, files.notebook)
+    if not recorded(name, files.record.parents[1]):
+        raise RuntimeError("the notebook left no record of this run")
+
+def _modified(path: Path) -> int:
+    "When a file was last written, 0 if there is none"
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 # %% ../nbs/core/06_sweep.ipynb #12cd602b
 def _reason(error: BaseException) -> tuple[str, bool]:
@@ -391,7 +421,7 @@ def _read_failure(files: Files) -> Optional[dict[str, Any]]:
     try:
         left = json.loads(files.failure.read_bytes())
         return dict(reason=left["reason"], final=left.get("final", False))
-    except (OSError, ValueError, KeyError): return None
+    except (OSError, ValueError, KeyError, TypeError): return None
 
 # %% ../nbs/core/06_sweep.ipynb #944779e8
 @dataclass
@@ -401,6 +431,7 @@ class Outcome:
     state: str  # "done", "failed" or "elsewhere"
     reason: str = ""
     final: bool = False  # not worth another try
+    lost: bool = False   # it was the slot's fault, which is not used again
 
 # %% ../nbs/core/06_sweep.ipynb #5b0e71ab
 KEEP_MEMORY = {"GLIBC_TUNABLES": ":".join((  # read by glibc alone
@@ -455,10 +486,6 @@ def _wait(process: Any, message: dict, limit: float) -> tuple[int, bool]:
         process.kill()
         if process.stdin: process.stdin.close()
     return code, timed_out
-
-def _modified(path: Path) -> int:
-    "When a file was last written, 0 if there is none"
-    return path.stat().st_mtime_ns if path.exists() else 0
 
 # %% ../nbs/core/06_sweep.ipynb #4c62d8d0
 def _failed(name: str, files: Files, code: int, limit) -> Outcome:
@@ -519,6 +546,7 @@ class LocalPool(Pool):
         self.slots = len(self.free)
         self.processes: dict[str, subprocess.Popen] = {}
         self.closed, self.lock = False, threading.Lock()
+        self.blamed: set[str] = set()  # runs that have cost a slot
         self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
 
     def _run(self, message: dict) -> Outcome: return _run_here(self, message)
@@ -531,22 +559,34 @@ class LocalPool(Pool):
 def _environments(workers, threads: int, runs_per_gpu: int,
                   gpus: Optional[int]) -> list[dict[str, str]]:
     "The variables of each slot: its threads, and its GPU if there are any"
-    if gpus is None: gpus = torch.cuda.device_count()
+    if gpus is None: gpus = _gpus()
     slots = workers or gpus * runs_per_gpu or _cores()
     both = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     return [{**both, **_device(slot, gpus)} for slot in range(slots)]
+
+def _gpus() -> int:
+    "The GPUs that slots can be given"
+    own, found = os.environ.get("CUDA_VISIBLE_DEVICES", ""), \
+        torch.cuda.device_count()
+    if found and not torch.cuda.is_available():
+        warnings.warn(f"PyTorch cannot use the {found} GPU(s) of this machine "
+                      "(is the driver too old?); the runs are on the CPU")
+        return 0
+    if found and own.startswith("MIG-"):  # of these CUDA shows one at a time
+        return len(own.split(","))
+    return found
 
 def _cores() -> int:
     "The cores this process may use"
     try: return len(os.sched_getaffinity(0))
     except AttributeError: return os.cpu_count() or 1
 
+# %% ../nbs/core/06_sweep.ipynb #57049f7f
 def _device(slot: int, gpus: int) -> dict[str, str]:
-    "The variable that gives a slot its GPU, if there are any"
-    if not gpus: return {}
+    "The variable that gives a slot its GPU, or hides them all"
     own = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = own.split(",") if own else [str(i) for i in range(gpus)]
-    return {"CUDA_VISIBLE_DEVICES": names[slot % gpus]}
+    return {"CUDA_VISIBLE_DEVICES": names[slot % gpus] if gpus else ""}
 
 # %% ../nbs/core/06_sweep.ipynb #eba6e86c
 def _run_here(pool: LocalPool, message: dict) -> Outcome:
@@ -559,10 +599,29 @@ def _run_here(pool: LocalPool, message: dict) -> Outcome:
     own = ":" in message["parameters"]["device"]  # it names its GPU itself
     set_here = {name: value for name, value in environment.items()
                 if not (own and name == "CUDA_VISIBLE_DEVICES")}
-    try: return execute(message, pool.limit, set_here, started)
+    lost = False
+    try:
+        outcome = execute(message, pool.limit, set_here, started)
+        lost = _is_lost(pool, outcome)
+        return replace(outcome, lost=True, reason=(
+            f"{outcome.reason}; its slot is not used again")) \
+            if lost else outcome
     finally:
-        pool.free.append(environment)
+        if not lost: pool.free.append(environment)
         with pool.lock: pool.processes.pop(message["name"], None)
+
+# %% ../nbs/core/06_sweep.ipynb #eba6e86d
+def _is_lost(pool: LocalPool, outcome: Outcome) -> bool:
+    "Whether a slot is given up: its GPU failed, and it is not the last"
+    broken = outcome.state == "failed" and re.match(
+        r"OutOfMemoryError|AcceleratorError|\w+: CUDA (error|out of memory)",
+        outcome.reason)
+    with pool.lock:
+        if not broken or pool.slots == 1 or outcome.name in pool.blamed:
+            return False
+        pool.blamed.add(outcome.name)
+        pool.slots -= 1
+        return True
 
 def _kill_all(pool: LocalPool) -> None:
     "End all processes, and those that are about to start"
@@ -620,6 +679,7 @@ def _reach(address: str) -> None:
 def _starter(ray, cpus: float, gpus: float, limit: float, checkpoints):
     "What starts a task for a job's message"
     threads = {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
+    if not gpus: threads["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides none
     folder = str(Path(checkpoints).absolute()) if checkpoints else None
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=8)(_ray_task)
     return lambda message: task.remote(message, limit, threads, folder)
@@ -681,7 +741,8 @@ def look(
 ) -> State:
     "The state of a job, from the files alone"
     word, reason = look_by_name(job.name, results)
-    if job.rerun and word == "done": word = "waiting"
+    if job.rerun and word == "done":
+        word = "elsewhere" if is_running(job.name, results) else "waiting"
     return State(job, word, reason)
 
 def look_by_name(
@@ -777,7 +838,8 @@ def _settle(sweep: Sweep, state: State, outcome: Outcome) -> None:
     if outcome.state != "failed":
         if outcome.state == "elsewhere": state.tries -= 1  # it was not ours
         sweep.set(state, outcome.state)
-    elif state.tries < 2 and not outcome.final:
+    elif outcome.lost or state.tries < 2 and not outcome.final:
+        state.tries -= outcome.lost
         sweep.set(state, "waiting", f"{outcome.reason}; to be tried again")
     else:
         files = Files(state.job.name, sweep.results)
@@ -830,13 +892,17 @@ def cost(
 
 # %% ../nbs/core/06_sweep.ipynb #e770367b
 def measure_speed(
-    device: str = "auto",
+    like: Config = Config(),  # batch size, precision and device of the runs
     seconds: float = 3,
 ) -> float:  # training images per second
     "The speed of a ResNet-20 in one slot, measured right now"
-    threads = torch.get_num_threads()
-    if pick_device(device).type == "cpu": torch.set_num_threads(1)
-    config = Config(train_per_class=12, test_per_class=1, device=device)
+    threads, on_cpu = torch.get_num_threads(), \
+        pick_device(like.device).type == "cpu"
+    if on_cpu: torch.set_num_threads(1)
+    config = Config(  # a batch at a time, or on a GPU several
+        train_per_class=min(max(1, like.batch_size // 10), 100)
+        if on_cpu else None, test_per_class=1, device=like.device,
+        **{name: getattr(like, name) for name in _SPEED})
     parts, images = prepare(config), 0
     train_epoch(parts, config, 1)  # warm up
     begin = now = time.perf_counter()
@@ -847,6 +913,8 @@ def measure_speed(
         now = time.perf_counter()
     torch.set_num_threads(threads)
     return images / (now - begin)
+
+_SPEED = "batch_size", "precision", "compile"  # what it depends on
 
 # %% ../nbs/core/06_sweep.ipynb #0c2536fb
 def progress_of(

@@ -15,12 +15,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from filelock import Timeout
+from filelock import FileLock, Timeout
 
 from conftest import BIN, JOBS, SET, SWEEP, essence, finish, run_undisturbed, save_npz, tce
 from tce_nb.records import Files, lock_of, recorded, run_name
 from tce_nb.sweep import (
-    Job, LocalPool, Outcome, _clash, execute, image_counts, job_message, plan, template)
+    Job, LocalPool, Outcome, _clash, execute, image_counts, job_message, look, plan, template)
 from tce_nb.training import Config, preset
 
 
@@ -218,6 +218,7 @@ def test_sizes_of_the_cpu_preset():
     (dict(scale="cpu", etas=[1.5]), "eta: got 1.5, expected a number from 0 to 1"),
     (dict(scale="cpu", seeds=0), "seeds: got 0, expected an int >= 1"),
     (dict(scale="cpu", seeds=1.5), "seeds: got 1.5"),
+    (dict(scale="smoke", noises=["pair_flip", "class_dependent"]), "noise: got class_dependent with digits"),
 ])
 def test_what_is_wrong_is_refused_before_anything_starts(arguments, message):
     with pytest.raises(ValueError, match=message): plan(**arguments)
@@ -242,12 +243,83 @@ def test_the_worker_runs_what_was_planned(tmp_path, changes):
 def test_a_failed_rerun_keeps_the_record(tmp_path):
     run = ["run", "--epochs", 1, "--train-per-class", 4, "--test-per-class", 2, "--results", tmp_path]
     finish(tce(*run))
-    before = essence(tmp_path)
-    said = finish(tce(*run, "--rerun", "--limit", 0.0003), code=1)
+    before, notebook = essence(tmp_path), next(tmp_path.glob("records/*.ipynb"))
+    executed = notebook.read_text()
+    said = finish(tce(*run, "--rerun", "--limit", 0.0012), code=1)
     assert said.count("running") == 1, "the limit is not tried twice"
-    assert essence(tmp_path) == before
+    assert essence(tmp_path) == before and notebook.read_text() == executed
     assert "1 to do" in finish(tce(*run, "--rerun", "--dry-run"))
     assert "0 to do" in finish(tce(*run, "--dry-run"))
+
+
+def test_a_repeated_run_that_is_in_hand_elsewhere_is_left_alone(tmp_path):
+    job = replace(JOBS[0], rerun=True)
+    assert execute(job_message(job, tmp_path, None), 60, {}).state == "done"
+    assert look(job, tmp_path).state == "waiting"
+    with FileLock(Files(job.name, tmp_path).lock): assert look(job, tmp_path).state == "elsewhere"
+
+
+def test_a_file_that_has_changed_since_the_plan_is_not_trained_with(tmp_path):
+    (tmp_path/"mine.py").write_text("from torch.nn import CrossEntropyLoss as Mine")
+    job = Job(preset("smoke", loss=f"{tmp_path}/mine.py:Mine"))
+    message = job_message(job, tmp_path, None)
+    (tmp_path/"mine.py").write_text("from torch.nn import MultiMarginLoss as Mine")
+    outcome = execute(message, 60, {})
+    assert outcome.final and "a file has changed since this run was planned" in outcome.reason
+    assert not list(tmp_path.glob("*/*.json")) and not list(tmp_path.glob("*/*.ipynb"))
+
+
+def test_a_run_stays_out_of_the_users_history(tmp_path):
+    "Many workers would get into each other's way there"
+    outcome = execute(job_message(JOBS[0], tmp_path, None), 60, {"IPYTHONDIR": str(tmp_path/"ipython")})
+    assert outcome.state == "done" and not list(tmp_path.rglob("history*"))
+
+
+def test_a_slot_without_a_working_gpu_is_given_up(tmp_path, monkeypatch):
+    "The run is tried elsewhere, and the plan is not failed run by run"
+    from tce_nb import sweep
+    def execute_there(message, limit, environment, started):
+        full = environment["CUDA_VISIBLE_DEVICES"] == "1"
+        if not full: run_made_up(message, tmp_path)
+        return Outcome(message["name"], *("failed", "OutOfMemoryError: CUDA out of memory") if full else ("done",))
+    def run_made_up(message, results):
+        path = Files(message["name"], results).record
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("a record")
+    monkeypatch.setattr(sweep, "execute", execute_there)
+    monkeypatch.setattr(sweep, "recorded", lambda name, folder: Files(name, folder).record.exists())
+    monkeypatch.setattr(sweep, "selected_by", lambda name, folder: 1)
+    pool, told = LocalPool(tmp_path, gpus=2), []
+    ended = sweep.Sweep(JOBS, pool, tmp_path, lambda _, state: told.append(state and state.reason)).run(0.01)
+    pool.close()
+    assert {state.state for state in ended} == {"done"} and pool.slots == 1 == len(pool.free)
+    assert any("its slot is not used again; to be tried again" in reason for reason in told if reason)
+
+
+def test_a_run_that_no_gpu_takes_costs_one_slot(tmp_path, monkeypatch):
+    from tce_nb import sweep
+    monkeypatch.setattr(sweep, "execute", lambda message, *_: Outcome(
+        message["name"], "failed", "RuntimeError: CUDA error: device-side assert triggered"))
+    pool = LocalPool(tmp_path, gpus=4)
+    state, = sweep.Sweep(JOBS[:1], pool, tmp_path, lambda *_: None).run(0.01)
+    pool.close()
+    assert state.state == "failed" and pool.slots == 3
+
+
+@pytest.mark.parametrize("visible, found, usable, gpus", [
+    (None, 2, True, ["0", "1"]), ("3,5", 2, True, ["3", "5"]), ("MIG-a,MIG-b,MIG-c", 1, True, ["MIG-a", "MIG-b", "MIG-c"])])
+def test_every_gpu_has_its_slot(tmp_path, monkeypatch, visible, found, usable, gpus):
+    if visible: monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    else: monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in LocalPool(tmp_path).free] == gpus
+
+
+def test_a_driver_that_is_too_old_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.warns(UserWarning, match="PyTorch cannot use the 1 GPU.s. of this machine"): pool = LocalPool(tmp_path)
+    assert pool.slots == len(os.sched_getaffinity(0))
 
 
 def test_no_descriptor_is_left_open(tmp_path):
@@ -263,7 +335,8 @@ def test_a_run_that_names_its_gpu_sees_all(tmp_path, monkeypatch, device, hidden
     from tce_nb import sweep
     pool, seen = LocalPool(tmp_path, workers=1), []
     pool.free = [{"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1"}]
-    monkeypatch.setattr(sweep, "execute", lambda message, limit, environment, started: seen.append(environment))
+    monkeypatch.setattr(sweep, "execute", lambda message, limit, environment, started: (
+        seen.append(environment), Outcome(message["name"], "done"))[1])
     sweep._run_here(pool, job_message(Job(preset("smoke", device=device)), tmp_path, None))
     assert ("CUDA_VISIBLE_DEVICES" in seen[0]) == hidden and pool.free[0]["CUDA_VISIBLE_DEVICES"] == "0"
     pool.close()
@@ -280,7 +353,8 @@ def test_runs_on_the_cpu_use_every_core_of_a_machine_with_gpus(tmp_path, monkeyp
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     pool = LocalPool(tmp_path, gpus=0)
     assert pool.slots == len(os.sched_getaffinity(0))
-    assert not any("CUDA_VISIBLE_DEVICES" in slot for slot in pool.free)
+    assert all(slot["CUDA_VISIBLE_DEVICES"] == "" for slot in pool.free), "they are hidden"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert LocalPool(tmp_path, runs_per_gpu=3).slots == 3
 
 
@@ -388,6 +462,8 @@ def test_papermill_alone_makes_a_record(tmp_path):
     (("preset", "papr"), "preset: got 'papr'.*did you mean paper?"),
     (("eta", 2), "eta: got 2.0, expected a number from 0 to 1"),
     (("dataset", "cifar"), "dataset: got 'cifar', expected digits"),
+    (("selected_epoch", 1000), "selected_epoch: got 1000, expected None or an epoch from 1 to 4"),
+    (("rerun", "no"), "rerun: got 'no', expected True or False"),
 ])
 def test_papermill_alone_refuses_mistakes(tmp_path, parameter, message):
     import re
