@@ -497,8 +497,8 @@ def bare_noise(
 ) -> str:
     "The same wherever the file is"
     kind, file, column = noise_file(noise) or ("", "", "")
-    return f"{kind}:{PureWindowsPath(file).name}{column and f'#{column}'}" if kind \
-        else noise
+    file = PureWindowsPath(file).name  # of a path of any system
+    return f"{kind}:{file}{column and f'#{column}'}" if kind else noise
 
 # %% ../nbs/core/01_noise.ipynb #9895709d
 def check_noise_name(
