@@ -353,12 +353,6 @@ class _Runs(Evidence):
         "Whether these runs were made at the paper's scale"
         return dataset not in self.small
 
-    def longest(self, cell: Cell) -> float:
-        "The epochs of a run of this cell at its first learning rate"
-        names = self.runs[cell].name if cell in self.runs else ()
-        return max((float(len(at_first_rate(self.curves[name])))
-                    for name in names), default=math.nan)
-
 # %% ../nbs/core/12_audit.ipynb #4d9f68ee
 class Recorded(_Runs):
     "Our runs, one scale for each data set"
@@ -372,18 +366,14 @@ class Recorded(_Runs):
         values = run_values(self, quantity, cell,
                             quantity not in ("drop", "slide", "early"))
         if quantity == "speed":
-            values = values.replace(math.inf, self.longest(cell))
+            values = values.replace(math.inf, _first_stage(self, cell))
         return over_seeds(values)
 
     def compare(self, quantity, first, second) -> Optional[Estimate]:
         "The mean difference over common seeds"
         if not any(known_to_learn(self, cell) for cell in (first, second)):
             return None
-        pool = _pool(self, quantity, first, second) if self.pooled else ()
-        found = over_seeds(
-            run_differences(self, quantity, first, second), *pool)
-        return _open_ended(self, found, first, second) \
-            if quantity == "speed" else found
+        return _difference(self, quantity, first, second)
 
     def extra_time(self) -> Optional[Estimate]:
         "From the benchmark: the records' seconds include pauses"
@@ -395,6 +385,12 @@ def _speed_varies(records: Recorded, cell: Cell) -> Optional[Estimate]:
     speed = run_values(records, "speed", cell, whole=True)
     if np.isinf(speed).any(): return None
     return variation(speed.mean(), speed.std(), len(speed))
+
+def _first_stage(records: Recorded, cell: Cell) -> float:
+    "The epochs of a run of this cell at its first learning rate"
+    names = records.runs[cell].name if cell in records.runs else ()
+    return max((float(len(at_first_rate(records.curves[name])))
+                for name in names), default=math.nan)
 
 # %% ../nbs/core/12_audit.ipynb #f288967f
 @functools.lru_cache(maxsize=1000)
@@ -438,18 +434,21 @@ def run_differences(
     both = pd.DataFrame({k: run_values(records, quantity, cell) for k, cell
                          in enumerate((first, second))}).dropna()
     never = both.isin([math.inf])
-    reached = both.mask(never, records.longest(first))
+    reached = both.mask(never, _first_stage(records, first))
     return (reached[0] - reached[1]).mask(never.all(axis=1))
 
 # %% ../nbs/core/12_audit.ipynb #8710a787
-def _open_ended(records: Recorded, estimate: Optional[Estimate], first: Cell,
+def _difference(records: Recorded, quantity: str, first: Cell,
                 second: Cell) -> Optional[Estimate]:
-    "An interval without an end where some runs never got there"
-    if estimate is None: return None
+    "The mean difference; no end on the side of runs that never got there"
+    pool = _pool(records, quantity, first, second) if records.pooled else ()
+    found = over_seeds(
+        run_differences(records, quantity, first, second), *pool)
+    if found is None or quantity != "speed": return found
     slow, fast = (np.isinf(run_values(records, "speed", cell)).any()
                   for cell in (first, second))
-    return replace(estimate, high=math.inf if slow else estimate.high,
-                   low=-math.inf if fast else estimate.low)
+    return replace(found, high=math.inf if slow else found.high,
+                   low=-math.inf if fast else found.low)
 
 # %% ../nbs/core/12_audit.ipynb #8710a785
 def known_to_learn(records: Recorded, cell: Cell) -> bool:

@@ -267,6 +267,7 @@ def make_record(
         readings=readings(history, selected), end=examine(run),
         made_on=_made_on(run), history=_columns(history))
 
+# %% ../nbs/core/05_records.ipynb #ee6e02ef
 def _made_on(run: Run) -> dict[str, Any]:
     "Versions and hardware at the end, and those before if it has moved"
     *before, last = run.made_on or [surroundings(
@@ -460,16 +461,15 @@ def record_run(
 ) -> Run:
     "Train one network, or go on with it, and write its record"
     _check_request(config, selected, rerun)
-    name = run_name(config)
-    files = Files(name, folder)
+    files = Files(name := run_name(config), folder)
     try: lock = lock_of(name, folder).acquire(timeout=3)
     except Timeout: raise Busy(
         f"{name}: another process is computing this run") from None
     with lock:
         if recorded(name, folder) and not rerun:
             raise AlreadyRecorded(f"{files.record}: exists")
-        problem = other_images(config, None, folder)
-        if problem: raise ValueError(problem)
+        if problem := other_images(config, None, folder):
+            raise ValueError(problem)
         run = _train_or_restart(config, files, progress)
         if files.record.exists() and not recorded(name, folder):
             os.replace(files.record, files.checkpoint.with_suffix(".record"))

@@ -543,9 +543,8 @@ class LocalPool(Pool):
     ) -> None:
         self.results, self.data, self.limit = results, data, limit
         self.free = _environments(workers, threads, runs_per_gpu, gpus)
-        self.slots = len(self.free)
-        self.processes: dict[str, subprocess.Popen] = {}
-        self.closed, self.lock = False, threading.Lock()
+        self.slots, self.lock = len(self.free), threading.Lock()
+        self.closed, self.processes = False, dict[str, subprocess.Popen]()
         self.blamed: set[str] = set()  # runs that have cost a slot
         self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
 

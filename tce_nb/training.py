@@ -335,6 +335,7 @@ def own_logits(
     own = getattr(criterion, "log_prediction", None)
     return logits if own is None else own(logits, 1)
 
+# %% ../nbs/core/04_training.ipynb #c2e6071c
 @torch.inference_mode()
 def evaluate(
     net: nn.Module,
