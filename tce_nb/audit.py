@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -19,22 +18,23 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from .bench import EPOCH, read_bench
 from .data import CLASSES
 from .figures import (
-    THRESHOLDS, TITLES, both_tables, epochs_to, evidence, evidence_scale,
+    FIG3, THRESHOLDS, TITLES, both_tables, epochs_to, evidence, evidence_scale,
     guessed_in_words, has_learned, markdown_table, threshold_share)
-from .records import paper_numbers, project_folder
-from .sweep import ETAS, METHODS, SEEDS
+from .records import paper_numbers
+from .sweep import ETAS, METHODS, SEEDS, TAMED
 
 # %% auto #0
-__all__ = ['OUTCOMES', 'YES', 'NO', 'OPEN', 'MISSING', 'VERDICTS', 'SUPPORTED', 'IN_PART', 'CONTRADICTED', 'UNDECIDED', 'TAMED',
-           'NAMES', 'SCENARIOS', 'Pairs', 'FEW', 'LITTLE', 'SAME_SPEED', 'EXCELLENT', 'SAME_TIME', 'CLAIMS', 'Estimate',
+__all__ = ['OUTCOMES', 'YES', 'NO', 'OPEN', 'MISSING', 'VERDICTS', 'SUPPORTED', 'IN_PART', 'CONTRADICTED', 'UNDECIDED', 'NAMES',
+           'SCENARIOS', 'Pairs', 'FEW', 'LITTLE', 'SAME_SPEED', 'EXCELLENT', 'SAME_TIME', 'CLAIMS', 'Estimate',
            'printed', 'over_seeds', 'welch', 'variation', 'above', 'below', 'within', 'equals', 'every', 'some',
            'verdict', 'Cell', 'Evidence', 'runs_behind', 'Printed', 'stages', 'at_first_rate', 'drop', 'slide',
            'early_slide', 'small_scale', 'Recorded', 'run_values', 'run_differences', 'known_to_learn', 'common_spread',
            'Check', 'Checks', 'cells_of', 'against', 'larger', 'alike', 'levels', 'guessing', 'gains', 'best_alpha',
            'spread', 'undominated', 'at_full_scale', 'together', 'Claim', 'Judgement', 'judge', 'effect', 'basis',
-           'positive', 'Row', 'audit', 'by_common_spread', 'read_bench', 'summary', 'section', 'provenance']
+           'positive', 'Row', 'audit', 'by_common_spread', 'summary', 'section', 'provenance']
 
 # %% ../nbs/core/12_audit.ipynb #7c789476
 @dataclass(frozen=True)
@@ -468,7 +468,7 @@ def common_spread(
     eta: float,
 ) -> tuple[float, float]:  # and its degrees of freedom
     "Standard deviation, over seeds, of a difference between two losses"
-    cells = [Cell(dataset, eta, m) for m in METHODS if m != "mae"]
+    cells = [Cell(dataset, eta, m) for m in FIG3]
     runs = pd.DataFrame({cell.method: _steady(records, cell)
                          for cell in cells if known_to_learn(records, cell)})
     runs = runs.loc[:, runs.count() > 1].dropna()
@@ -493,7 +493,7 @@ def _pool(records: Recorded, quantity: str, first: Cell,
 def _extra_time(report: Optional[dict]) -> Optional[Estimate]:
     "The measured ratio of an epoch with TCE to one with CE, as a surplus"
     for row in report["rows"] if report else []:
-        if row["name"] == "TCE / CE epoch of the trainer":
+        if row["name"] == EPOCH:
             mean, low, high = (100 * (row[key] - 1)
                                for key in ("ratio", "low", "high"))
             return Estimate(mean, low, high, row["rounds"])
@@ -513,7 +513,6 @@ class Checks(Protocol):
     def __call__(self, evidence: Evidence,
                  general: bool = False) -> list[Check]: ...
 
-TAMED = tuple(method for method in METHODS if method.startswith("tce"))
 NAMES = {**TITLES, "ce": "CE", "mse": "MSE", "mae": "MAE",
          **{method: f"α {method[4:]}" for method in TAMED}}
 
@@ -665,8 +664,8 @@ def undominated(
     cell: Cell,
 ) -> Checks:
     "No other loss but MAE is both more accurate and faster"
-    others = [cell._replace(method=m) for m in METHODS
-              if m not in (cell.method, "mae")]
+    others = [cell._replace(method=m) for m in FIG3
+              if m != cell.method]
     def check(evidence, family, other):
         found = {"points": evidence.compare("accuracy", cell, other),
                  "epochs fewer": evidence.compare("speed", other, cell)}
@@ -1002,7 +1001,7 @@ _VARIES = (
           "Fig. 3; judged as a tendency.",
           levels("variation", {
               Cell("cifar10", 0.4, method): 100 * SAME_SPEED
-              for method in METHODS if method != "mae"}, unit="%"),
+              for method in FIG3}, unit="%"),
           general=True),)
 
 # %% ../nbs/core/12_audit.ipynb #7feb724d
@@ -1075,13 +1074,6 @@ def by_common_spread(
     return {name: (row.ours.verdict, alone[name].ours.verdict)
             for name, row in pooled.items()
             if row.ours.verdict != alone[name].ours.verdict}
-
-# %% ../nbs/core/12_audit.ipynb #1f98fe57
-def read_bench() -> Optional[dict]:
-    "The committed benchmark, if there is one"
-    project = project_folder()
-    path = project/"results"/"bench.json" if project else None
-    return json.loads(path.read_text()) if path and path.exists() else None
 
 # %% ../nbs/core/12_audit.ipynb #c89da064
 def summary(

@@ -23,15 +23,17 @@ try:
     from rich.markup import escape
     from rich.table import Table
     from tce_nb.data import DataError
-    from tce_nb.records import CELL, Files, RecordError, cells, gather, \
-        cell_of, loss_name, read_record, recorded, results_folder, selected_by
+    from tce_nb.records import (
+        CELL, READINGS, Files, RecordError, cell_of, cells, gather, loss_name,
+        read_record, recorded, results_folder, selected_by)
     from tce_nb.losses import bare_loss
     from tce_nb.noise import NOISE_FILES, NOISES, bare_noise
     from tce_nb.sweep import (
         FIELD, METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State,
         Sweep, check_dataset, cost, hold_out_size, look, look_by_name,
-        measure_speed, parse_method, plan, progress_of, template, unknown)
-    from tce_nb.training import PRESETS, Config, preset
+        measure_speed, parse_method, plan, progress_of, spelt_out, template,
+        unknown, work_off)
+    from tce_nb.training import PRESETS, Config, field_types, preset
 except ImportError as missing: raise SystemExit(
     f"tce: error: {missing}; the experiments need more than the loss: "
     'pip install "tce_nb[experiments]"') from None
@@ -137,16 +139,15 @@ _KINDS = ", ".join([*NOISES, *NOISE_FILES.values()])
 # %% ../nbs/core/09_cli.ipynb #956765ec
 def _field_options(parser) -> None:
     "The fields of a configuration that take one plain value"
-    kinds, about = dict(int=int, float=float, str=str), _about()
+    shown, about = {int: "N", float: "X", str: "NAME"}, _about()
     about["noise"] = f"one of {_KINDS} (default: {Config.noise})"
-    for field in fields(Config):
-        if field.name in ("loss", "milestones", "hold_out"): continue
-        kind = str(field.type).removeprefix("Optional[").rstrip("]")
-        flag, text = "--" + field.name.replace("_", "-"), about[field.name]
-        if kind == "bool": parser.add_argument(
+    for name, (kind, _) in field_types().items():
+        if name in ("loss", "hold_out"): continue
+        flag, text = "--" + name.replace("_", "-"), about[name]
+        if kind is bool: parser.add_argument(
             flag, action=argparse.BooleanOptionalAction, help=text)
-        else: parser.add_argument(flag, type=kinds[kind], help=text, metavar=(
-            "N" if kind == "int" else "X" if kind == "float" else "NAME"))
+        else: parser.add_argument(flag, type=kind, help=text,
+                                  metavar=shown[kind])
 
 # %% ../nbs/core/09_cli.ipynb #4368a094
 def _run_options(parser) -> None:
@@ -213,7 +214,7 @@ def _results_options(parser) -> None:
     parser.add_argument("--eta", type=float, metavar="ETA", **several)
     parser.add_argument("--noise", metavar="KIND", **several)
     parser.add_argument("--reading", default="selected",
-                        choices=["selected", "last", "oracle"])
+                        choices=READINGS)
     form = parser.add_mutually_exclusive_group()
     for name in ("csv", "markdown", "json"):
         form.add_argument(f"--{name}", action="store_true")
@@ -324,7 +325,7 @@ def _work_off(jobs: list[Job], options, results: Path) -> int:
         try:
             sweep = Sweep(jobs, pool, results, screen.tell)
             _say_done(sweep, options)
-            states = sweep.run()
+            states = work_off(sweep)
         finally: pool.close()
     failed = [state for state in states if state.state == "failed"]
     if options.json: print(json.dumps([_json_state(s) for s in states],
@@ -412,7 +413,7 @@ def work_left(
 def _dry_run(jobs: list[Job], options, results: Path) -> int:
     "List the runs, and how long what is left of each would take"
     states = [look(job, results) for job in jobs]
-    speed = measure_speed(jobs[0].config)
+    speed = measure_speed(jobs[0].config, options.threads or 1)
     slots = 1 if options.ray else _pool(jobs, options, results).slots
     hours = [work_left(State(state.job) if state.state == "failed" else state,
                        results, options.data) / speed / 3600
@@ -457,6 +458,7 @@ class _Screen:
         self.console = Console(stderr=True, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False)
         self.begin: Optional[tuple[float, float]] = None  # time, work
+        self.waiting: dict[str, float] = {}  # work of runs that wait
         self.drawn = 0.0
 
     def __enter__(self) -> _Screen:
@@ -493,13 +495,20 @@ def _line(screen: _Screen, sweep: Sweep, state: State) -> str:
 
 def _time_left(screen: _Screen, sweep: Sweep) -> str:
     "The time left at the speed since the start"
-    work = sum(work_left(state, screen.results, screen.data)
-               for state in sweep.states.values())
+    work = sum(_work(screen, state) for state in sweep.states.values())
     now = time.time()
     screen.begin = screen.begin or (now, work)
     done, seconds = screen.begin[1] - work, now - screen.begin[0]
     return f"{duration(work / done * seconds)} left" \
         if work and done > 0 else ""
+
+# %% ../nbs/core/09_cli.ipynb #551dbc70
+def _work(screen: _Screen, state: State) -> float:
+    "What is left of a job; while it waits, that stays the same"
+    name, known = state.job.name, screen.waiting
+    if state.state == "waiting" and name in known: return known[name]
+    known[name] = work_left(state, screen.results, screen.data)
+    return known[name]
 
 # %% ../nbs/core/09_cli.ipynb #7d062a22
 def _table(screen: _Screen, sweep: Sweep) -> Table:
@@ -628,9 +637,7 @@ def command_results(options: argparse.Namespace) -> int:
         planned = {cell_of(job.config) for job in plan("beyond")}
         frame = frame[frame.cell.isin(planned)]
     elif options.preset: frame = frame[frame.scale == options.preset]
-    tamed = [m for m in METHODS if m.startswith("tce:")]
-    losses = [m for word in options.loss or ()
-              for m in (tamed if word == "tce" else [_in_tables(word)])]
+    losses = [_in_tables(word) for word in spelt_out(options.loss or ())]
     noises = [bare_noise(word) for word in options.noise or ()]
     for column, wanted, known in (
             ("dataset", options.dataset, SIZES), ("eta", options.eta, None),
@@ -715,7 +722,7 @@ def _aligned(table: pd.DataFrame, markdown: bool) -> str:
 def _data_folder(data: Optional[str]):
     "The folder of `--data`, for all that looks for a file"
     before = os.environ.get("TCE_DATA")
-    if data: os.environ["TCE_DATA"] = str(Path(data).expanduser().absolute())
+    if data: os.environ["TCE_DATA"] = data
     try: yield
     finally:
         if before is not None: os.environ["TCE_DATA"] = before

@@ -21,7 +21,7 @@ from torch import Tensor
 from .losses import tame, tamed_weight
 from .records import (
     cells, gather, paired_difference, paper_numbers)
-from .sweep import ETAS, METHODS, Block, unknown
+from .sweep import ETAS, METHODS, TAMED, Block, unknown
 from .training import Config, drops, preset
 
 # %% auto #0
@@ -326,18 +326,17 @@ def compare(
     table = table.join(found, on=cell)
     for count in ("n", "diverged"):
         table[count] = table[count].fillna(0).astype(int)
-    table["paper_gain"] = table.paper - _of_ce(table, "paper")
+    table["paper_gain"] = table.paper - _of_ce(table)
     table["gain"] = [_gain(ours, row) for row in table.itertuples()]
     table["learned"] = _column(table).isin(_column(where_learned(ours)))
     _mark_best(table)
     return table
 
 # %% ../nbs/core/07_figures.ipynb #9109438a
-def _of_ce(table: pd.DataFrame, column: str) -> pd.Series:
-    "For each cell, what cross entropy has there"
-    plain = table[table.method == "ce"].set_index(["dataset", "eta"])[column]
-    return table.set_index(["dataset", "eta"]).index.map(plain).to_series(
-        index=table.index)
+def _of_ce(table: pd.DataFrame) -> pd.Series:
+    "For each cell, what the paper's cross entropy has there"
+    plain = table.paper.where(table.method == "ce")
+    return plain.groupby(_column(table)).transform("max")
 
 def _column(rows: pd.DataFrame) -> pd.Series:
     "The data set and noise ratio of each row, as one value"
@@ -734,7 +733,7 @@ def plot_gains(
                      xticks=sorted(ETAS[dataset]), xlim=(-0.05, 0.85))
         line[0].set_ylabel("points over CE")
     for axes in panels[-1]: axes.set_xlabel("noise ratio η")
-    _name_losses(figure, [m for m in METHODS if m[:3] == "tce"], marker="o")
+    _name_losses(figure, TAMED, marker="o")
     return figure
 
 # %% ../nbs/core/07_figures.ipynb #a3d10c13

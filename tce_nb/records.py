@@ -494,7 +494,7 @@ def _record_of(run: Run, name: str, selected: Optional[int], folder):
     if run_name(config, who) != name: raise RuntimeError(
         f"{name}: a file that it names was changed as the run began")
     if selected is None and run.task: selected = find_selected(
-        config, folder, version_of(who, run.task))
+        config, folder, version_of(who, run.task), who)
     return make_record(run, selected)
 
 # %% ../nbs/core/05_records.ipynb #eaf2398b
@@ -546,20 +546,22 @@ def find_selected(
     config: Config,
     folder: Union[str, Path, None] = None,  # of results
     version: Optional[str] = None,  # of the images; default: any
+    who: Optional[dict] = None,  # its identity; default: as its files are now
 ) -> Optional[int]:
     "The epoch that the recorded hold-out run of this cell selected, if any"
-    found = _selections(_records_of_cell(config, folder))
+    found = _selections(_records_of_cell(config, folder, who))
     if version is None: return next(reversed(found.values()), None)
-    return _selected_for(found, cell_of(config), version)
+    return _selected_for(found, cell_of(config, who), version)
 
-def _records_of_cell(config: Config, folder) -> list[dict]:
+def _records_of_cell(config: Config, folder, who=None) -> list[dict]:
     "The valid records of the cell of a run"
-    start = re.split("-(?:select|train)-seed", run_name(config))[0]
+    start = re.split("-(?:select|train)-seed", run_name(config, who))[0]
     found = []
     for path in (results_folder(folder)/"records").glob(f"{start}-*.json"):
         with contextlib.suppress(RecordError):  # `gather` reports it
             found.append(read_record(path))
-    return [record for record in found if record["cell"] == cell_of(config)]
+    cell = cell_of(config, who)
+    return [record for record in found if record["cell"] == cell]
 
 # %% ../nbs/core/05_records.ipynb #eb199fc9
 def _selections(records: Iterable[dict]) -> dict[tuple, Optional[int]]:

@@ -11,7 +11,8 @@ import traceback, warnings
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Optional, Union
+from typing import (
+    Any, Callable, Iterable, Mapping, Optional, Sequence, Union)
 
 import torch
 from filelock import Timeout
@@ -21,17 +22,18 @@ from .data import CLASSES, data_root, load_npz
 from .losses import LOSSES, get_loss, loss_file
 from .noise import noise_file
 from .records import (
-    Files, is_running, lock_of, other_images, record_config, recorded,
+    Files, RecordError, is_running, lock_of, other_images, record_config, recorded,
     run_name, selected_by)
 from .training import (
-    LOOK_ALIKES, PRESETS, Config, check_look_alikes, pick_device, prepare,
-    preset, train_epoch, write_whole)
+    PRESETS, Config, check_look_alikes, knows_look_alikes, pick_device,
+    prepare, preset, train_epoch, write_whole)
 
 # %% auto #0
-__all__ = ['SIZES', 'METHODS', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'SETTINGS', 'KEEP_MEMORY', 'STATES', 'unknown',
-           'check_dataset', 'parse_method', 'Job', 'hold_out_size', 'Block', 'grid', 'plan', 'template',
+__all__ = ['SIZES', 'METHODS', 'TAMED', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'SETTINGS', 'KEEP_MEMORY', 'STATES', 'unknown',
+           'check_dataset', 'parse_method', 'Job', 'hold_out_size', 'Block', 'grid', 'spelt_out', 'plan', 'template',
            'read_parameters', 'run_notebook', 'job_message', 'worker', 'Outcome', 'execute', 'Pool', 'LocalPool',
-           'RayPool', 'State', 'look', 'look_by_name', 'Sweep', 'image_counts', 'cost', 'measure_speed', 'progress_of']
+           'RayPool', 'State', 'look', 'look_by_name', 'Sweep', 'work_off', 'image_counts', 'cost', 'measure_speed',
+           'progress_of']
 
 # %% ../nbs/core/06_sweep.ipynb #ce7a1ed0
 def unknown(
@@ -58,6 +60,7 @@ def check_dataset(
 
 # %% ../nbs/core/06_sweep.ipynb #7aa4120a
 METHODS = ("ce", "mse", "mae", "tce:0.5", "tce:1", "tce:1.5", "tce:2")
+TAMED = tuple(method for method in METHODS if method.startswith("tce:"))
 
 def parse_method(
     word: str,  # such as "ce", "tce:1.5" or "mine.py:MyLoss"
@@ -157,43 +160,39 @@ def _datasets(given, block: Block) -> list[str]:
     for name in names: check_dataset(name)
     return names
 
-def _methods(given, block: Block) -> list[str]:
-    "The losses of a plan; `tce` alone means all its exponents"
-    tamed = [m for m in METHODS if m.startswith("tce:")]
-    return [m for word in given or block.methods
-            for m in (tamed if word == "tce" else [word])]
+def spelt_out(
+    methods: Iterable[str],  # losses, as `parse_method` takes them
+) -> list[str]:
+    "The same losses, where `tce` alone means all its exponents"
+    return [m for word in methods
+            for m in (TAMED if word == "tce" else [word])]
 
 # %% ../nbs/core/06_sweep.ipynb #71bfb8c0
 def _cells(scale: str, datasets, methods, etas, noises):
     "The cells of a plan, each once or more, as fields of a configuration"
     usual, parsed = (0.0, 0.4, 0.8), functools.lru_cache(parse_method)
     for block in grid(scale):
+        names = _datasets(datasets, block)
+        asked = noises and (datasets or not any(map(knows_look_alikes, names)))
         for noise in noises or block.noises:
-            names = _datasets(datasets, block)
             for dataset in names:
-                if noise == "class_dependent" and dataset not in LOOK_ALIKES \
-                        and not (noises and (datasets or not _known(names))):
-                    continue  # nobody asked for just this
+                if noise == "class_dependent" and not asked \
+                        and not knows_look_alikes(dataset): continue
                 for eta in etas or (  # a file has its own noise ratio
                         (1.0,) if noise_file(noise) else
                         block.etas.get(dataset, usual)):
-                    for method in _methods(methods, block):
+                    for method in spelt_out(methods or block.methods):
                         yield dict(dataset=dataset, eta=eta, noise=noise,
                                    **parsed(method))
-
-# %% ../nbs/core/06_sweep.ipynb #71bfb8c1
-def _known(datasets: list[str]) -> bool:
-    "Whether the look-alikes of one of these are known"
-    return any(dataset in LOOK_ALIKES for dataset in datasets)
 
 # %% ../nbs/core/06_sweep.ipynb #7bee09ed
 def plan(
     scale: str,                               # a preset
-    datasets: Optional[Iterable[str]] = None,  # default: the preset's
-    methods: Optional[Iterable[str]] = None,   # `tce` alone: all exponents
-    etas: Optional[Iterable[float]] = None,
+    datasets: Optional[Sequence[str]] = None,  # default: the preset's
+    methods: Optional[Sequence[str]] = None,   # `tce` alone: all exponents
+    etas: Optional[Sequence[float]] = None,
     seeds: Optional[int] = None,  # runs for each mean
-    noises: Optional[Iterable[str]] = None,  # kinds of noise
+    noises: Optional[Sequence[str]] = None,  # kinds of noise
     **changes,                    # fields of `Config` to change
 ) -> list[Job]:
     "The runs of a preset's cells, the most telling first"
@@ -203,8 +202,9 @@ def plan(
         raise ValueError(f"seeds: got {seeds!r}, expected an int >= 1")
     jobs: dict[str, Job] = {}
     ranks: dict[str, tuple] = {}
-    for place, cell in enumerate(_cells(scale, datasets, methods, etas,
-                                        noises)):
+    which = [several and list(several)  # an iterator is gone after one turn
+             for several in (datasets, methods, etas, noises)]
+    for place, cell in enumerate(_cells(scale, *which)):
         for job, seed in _cell_jobs(scale, cell, count, changes):
             jobs.setdefault(job.name, job)
             ranks.setdefault(job.name, _rank(cell, seed, place))
@@ -559,7 +559,7 @@ def _environments(workers, threads: int, runs_per_gpu: int,
                   gpus: Optional[int]) -> list[dict[str, str]]:
     "The variables of each slot: its threads, and its GPU if there are any"
     if gpus is None: gpus = _gpus()
-    slots = workers or gpus * runs_per_gpu or _cores()
+    slots = workers or gpus * runs_per_gpu or max(1, _cores() // threads)
     both = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     return [{**both, **_device(slot, gpus)} for slot in range(slots)]
 
@@ -755,8 +755,8 @@ def look_by_name(
     return ("failed", left["reason"]) if left else ("waiting", "")
 
 # %% ../nbs/core/06_sweep.ipynb #46bd95c1
-class _Board:
-    "The jobs of a sweep and how they stand"
+class Sweep:
+    "A plan being worked off: its jobs and how they stand"
     def __init__(
         self,
         jobs: list[Job],
@@ -772,8 +772,7 @@ class _Board:
         "Change a job's state and tell"
         changed = state.state != word
         state.state, state.reason = word, reason
-        if changed and (word != "waiting" or reason):
-            self.tell(self, state)  # type: ignore
+        if changed and (word != "waiting" or reason): self.tell(self, state)
 
     def counts(self) -> dict[str, int]:
         "How many jobs are in which state"
@@ -786,27 +785,24 @@ def _fresh(state: State) -> State:
     return State(state.job) if state.state == "failed" else state
 
 # %% ../nbs/core/06_sweep.ipynb #ae1e14db
-class Sweep(_Board):
-    "A plan being worked off"
-
-    def run(
-        self,
-        poll: float = 0.5,  # seconds between looks
-    ) -> list[State]:
-        "Go on until nothing is left to do"
-        for state in self.states.values():
-            if state.state == "elsewhere": self.tell(self, state)
-        while not all(state.state in ("done", "failed")
-                      for state in self.states.values()):
-            _start(self)
-            ended, _ = concurrent.futures.wait(
-                self.running, poll, concurrent.futures.FIRST_COMPLETED)
-            for future in ended:
-                _settle(self, self.running.pop(future), future.result())
-            if not self.running: time.sleep(poll)
-            _look_elsewhere(self)
-            self.tell(self, None)
-        return [*self.states.values()]
+def work_off(
+    sweep: Sweep,
+    poll: float = 0.5,  # seconds between looks
+) -> list[State]:
+    "Go on until nothing is left to do"
+    states = sweep.states.values()
+    for state in states:
+        if state.state == "elsewhere": sweep.tell(sweep, state)
+    while not all(state.state in ("done", "failed") for state in states):
+        _start(sweep)
+        ended, _ = concurrent.futures.wait(
+            sweep.running, poll, concurrent.futures.FIRST_COMPLETED)
+        for future in ended:
+            _settle(sweep, sweep.running.pop(future), future.result())
+        if not sweep.running and not ended: time.sleep(poll)
+        _look_elsewhere(sweep)
+        sweep.tell(sweep, None)
+    return [*states]
 
 # %% ../nbs/core/06_sweep.ipynb #e6d9196f
 def _start(sweep: Sweep) -> None:
@@ -822,13 +818,14 @@ def _start(sweep: Sweep) -> None:
         if here.state in ("done", "elsewhere"):
             sweep.set(state, here.state)
             continue
-        if before and not recorded(before.job.name, sweep.results):
-            sweep.set(before, "waiting")  # its record has gone since
-            continue
+        selected = None
+        if before:
+            try: selected = selected_by(before.job.name, sweep.results)
+            except RecordError:  # it has gone since
+                sweep.set(before, "waiting")
+                continue
         state.tries += 1
         sweep.set(state, "running")
-        selected = selected_by(before.job.name, sweep.results) \
-            if before else None
         sweep.running[sweep.pool.submit(state.job, selected)] = state
 
 # %% ../nbs/core/06_sweep.ipynb #001d7746
@@ -892,16 +889,25 @@ def cost(
 # %% ../nbs/core/06_sweep.ipynb #e770367b
 def measure_speed(
     like: Config = Config(),  # batch size, precision and device of the runs
+    threads: int = 1,  # of each run, on a CPU
     seconds: float = 3,
 ) -> float:  # training images per second
     "The speed of a ResNet-20 in one slot, measured right now"
-    threads, on_cpu = torch.get_num_threads(), \
-        pick_device(like.device).type == "cpu"
-    if on_cpu: torch.set_num_threads(1)
+    on_cpu = pick_device(like.device).type == "cpu"
     config = Config(  # a batch at a time, or on a GPU several
         train_per_class=min(max(1, like.batch_size // 10), 100)
         if on_cpu else None, test_per_class=1, device=like.device,
         **{name: getattr(like, name) for name in _SPEED})
+    before = torch.get_num_threads()
+    if on_cpu: torch.set_num_threads(threads)
+    try: return _images_per_second(config, seconds)
+    finally: torch.set_num_threads(before)
+
+_SPEED = "batch_size", "precision", "compile"  # what it depends on
+
+# %% ../nbs/core/06_sweep.ipynb #e770367c
+def _images_per_second(config: Config, seconds: float) -> float:
+    "The speed of training, once warm"
     parts, images = prepare(config), 0
     train_epoch(parts, config, 1)  # warm up
     begin = now = time.perf_counter()
@@ -910,10 +916,7 @@ def measure_speed(
         images += len(parts.train)
         if parts.labels.is_cuda: torch.cuda.synchronize()
         now = time.perf_counter()
-    torch.set_num_threads(threads)
     return images / (now - begin)
-
-_SPEED = "batch_size", "precision", "compile"  # what it depends on
 
 # %% ../nbs/core/06_sweep.ipynb #0c2536fb
 def progress_of(

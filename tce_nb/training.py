@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional, Union, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -29,11 +29,11 @@ from .noise import (
 from .resnet import ResNet
 
 # %% auto #0
-__all__ = ['PRECISIONS', 'PRESETS', 'CPU_SIZES', 'LOOK_ALIKES', 'Config', 'preset', 'drops', 'learning_rate', 'identity',
-           'stream', 'Task', 'make_task', 'check_look_alikes', 'calibration_error', 'predict', 'own_logits', 'evaluate',
-           'pick_device', 'Parts', 'prepare', 'train_epoch', 'CheckpointError', 'DamagedCheckpoint', 'write_whole',
-           'save_checkpoint', 'load_checkpoint', 'library_commit', 'device_name', 'surroundings', 'Run', 'run_epoch',
-           'train', 'describe', 'report']
+__all__ = ['PRECISIONS', 'PRESETS', 'CPU_SIZES', 'LOOK_ALIKES', 'Config', 'field_types', 'preset', 'drops', 'learning_rate',
+           'identity', 'stream', 'Task', 'make_task', 'knows_look_alikes', 'check_look_alikes', 'calibration_error',
+           'predict', 'own_logits', 'evaluate', 'pick_device', 'Parts', 'prepare', 'train_epoch', 'CheckpointError',
+           'DamagedCheckpoint', 'write_whole', 'save_checkpoint', 'load_checkpoint', 'library_commit', 'device_name',
+           'surroundings', 'Run', 'run_epoch', 'train', 'describe', 'report']
 
 # %% ../nbs/core/04_training.ipynb #c3a9f1c4
 @dataclass(frozen=True)
@@ -62,22 +62,30 @@ class Config:
     def __post_init__(self) -> None: _make_plain(self)
 
 # %% ../nbs/core/04_training.ipynb #f5137921
-_KINDS: list[tuple] = [  # accepted types, plain type, in words, fields
-    (Integral, int, "an int", "seed epochs batch_size depth"),
-    (Real, float, "a number", "alpha eta hold_out lr momentum weight_decay"),
-    ((bool, np.bool_), bool, "True or False", "hold_out_noisy compile"),
-    ((str, Path), str, "a string", "dataset loss noise device precision"),
-    (Integral, int, "an int or None", "train_per_class test_per_class"),
-]
+_KINDS: dict[type, tuple] = {  # what is accepted, and in words
+    int: (Integral, "an int"), float: (Real, "a number"),
+    bool: ((bool, np.bool_), "True or False"), str: ((str, Path), "a string")}
 
-def _plain_value(name: str, value: Any, accepted, plain: type, words: str):
+@functools.cache
+def field_types() -> dict[str, tuple[type, bool]]:
+    "The type of each field but `milestones`, and whether it may be None"
+    hints = {name: get_args(hint) or (hint,)
+             for name, hint in get_type_hints(Config).items()}
+    return {name: (plain, bool(optional)) for name, (plain, *optional)
+            in hints.items() if name != "milestones"}
+
+def _plain_value(name: str, value: Any):
     "A field's value in its plain type"
-    if value is None and words.endswith("None"): return None
+    plain, optional = field_types()[name]
+    accepted, words = _KINDS[plain]
+    if value is None and optional: return None
     flag = isinstance(value, (bool, np.bool_)) and plain is not bool
     if flag or not isinstance(value, accepted):
-        raise ValueError(f"{name}: got {value!r}, expected {words}")
+        raise ValueError(f"{name}: got {value!r}, expected {words}"
+                         + " or None" * optional)
     return plain(value)
 
+# %% ../nbs/core/04_training.ipynb #f5137922
 def _milestones(value) -> Optional[tuple[int, ...]]:
     "Milestones as a tuple, or None"
     try: plain = None if value is None else tuple(map(operator.index, value))
@@ -113,9 +121,8 @@ _RULES: dict[str, tuple] = {
 def _make_plain(config: Config) -> None:
     "Give every field a plain value; refuse what cannot be run"
     plain: dict[str, Any] = {"milestones": _milestones(config.milestones)}
-    for *kind, names in _KINDS:
-        for name in names.split():
-            plain[name] = _plain_value(name, getattr(config, name), *kind)
+    for name in field_types():
+        plain[name] = _plain_value(name, getattr(config, name))
     plain["eta"] += 0.0  # -0.0 is 0.0
     for name, (right, allowed) in _RULES.items():
         if plain[name] is not None and not right(plain[name]):
@@ -268,12 +275,18 @@ def make_task(
 # %% ../nbs/core/04_training.ipynb #9d00e46e
 LOOK_ALIKES = ("cifar10", "cifar100")  # data sets whose look-alikes are known
 
+def knows_look_alikes(
+    dataset: str,  # a name, or the path of a file
+) -> bool:
+    "Whether class-dependent noise is defined on a data set"
+    return Path(dataset).stem in LOOK_ALIKES
+
 def check_look_alikes(
     config: Config,
 ) -> None:
     "Refuse class-dependent noise on data whose look-alikes are not known"
     if config.noise == "class_dependent" and config.eta \
-            and Path(config.dataset).stem not in LOOK_ALIKES: raise ValueError(
+            and not knows_look_alikes(config.dataset): raise ValueError(
         f"noise: got class_dependent with {config.dataset}, expected "
         f"{' or '.join(LOOK_ALIKES)}, or transition:FILE for other data")
 
@@ -544,23 +557,23 @@ def load_checkpoint(path: Path, config: Config) -> dict:
     "Read a checkpoint of this configuration"
     content = path.read_bytes()  # what cannot be read now may be whole
     here = identity(config)
-    try:
-        if hashlib.sha256(content[32:]).digest() != content[:32]:
-            raise ValueError("its checksum is wrong")
-        state = torch.load(io.BytesIO(content[32:]), map_location="cpu",
-                           weights_only=True)
-        if "identity" not in state:
-            raise ValueError("an older version wrote it")
-    except Exception as error:
-        why = str(error).split("\n")[0]
-        raise DamagedCheckpoint(f"{path}: not a whole checkpoint ({why}); "
-                                "remove it to start the run again") from error
+    if hashlib.sha256(content[32:]).digest() != content[:32]:
+        raise _damaged(path, "its checksum is wrong")
+    state = torch.load(io.BytesIO(content[32:]), map_location="cpu",
+                       weights_only=True)
+    if "identity" not in state:
+        raise _damaged(path, "an older version wrote it")
     there = state["identity"]
     names = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
     if names: raise CheckpointError(
         f"{path}: belongs to another run ({', '.join(names)} differ); "
         "remove it or choose another path")
     return state
+
+def _damaged(path: Path, why: str) -> DamagedCheckpoint:
+    "The error for a checkpoint that no run can go on from"
+    return DamagedCheckpoint(f"{path}: not a whole checkpoint ({why}); "
+                             "remove it to start the run again")
 
 # %% ../nbs/core/04_training.ipynb #e99cfbaa
 def library_commit() -> Optional[str]:

@@ -48,7 +48,7 @@ class Unlucky:
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ("run --loss cee", "loss: got 'cee', expected one of ce, .*did you mean ce?"),
+    ("run --loss cee", "loss: got 'cee', expected one of ce, .*did you mean ce\\?"),
     ("run --loss ce --alpha 1", "alpha: got 1 with loss ce"),
     ("run --loss tce:1 --alpha 1", "alpha: got 1 with loss tce:1"),
     ("run --eta 1.5", "eta: got 1.5, expected a number from 0 to 1"),
@@ -57,10 +57,10 @@ class Unlucky:
     ("run --dataset nothing.npz", "dataset: got 'nothing.npz', which cannot be read"),
     ("run --hold-out 1.5", "hold_out: got 1.5, expected a share below 1"),
     ("sweep --preset cpu --dataset cifar", "dataset: got 'cifar'.*did you mean cifar10"),
-    ("sweep --preset cpu --loss tec", "loss: got 'tec'.*did you mean tce?"),
+    ("sweep --preset cpu --loss tec", "loss: got 'tec'.*did you mean tce\\?"),
     ("sweep --preset cpu --eta -1", "eta: got -1.0, expected a number from 0 to 1"),
     ("sweep --preset cpu --seeds 0", "seeds: got 0, expected an int >= 1"),
-    ("sweep --preset cpu --set epoch=3", "--set: got 'epoch'.*did you mean epochs?"),
+    ("sweep --preset cpu --set epoch=3", "--set: got 'epoch'.*did you mean epochs\\?"),
     ("sweep --preset cpu --set epochs", "--set: got 'epochs', expected epochs=VALUE"),
     ("sweep --preset cpu --set noise=pair_flip", "--set: got 'noise', expected one of"),
     ("sweep --preset cpu --set hold_out=0", "hold_out: got 0, expected images or a share"),

@@ -120,6 +120,22 @@ def test_a_loss_that_is_edited_during_a_run_is_recorded_as_it_was(tmp_path, monk
     assert [row["train_loss"] for row in run.history] == [row["train_loss"] for row in plain.history]
 
 
+def test_a_loss_that_is_edited_during_a_run_keeps_its_own_selected_epoch(tmp_path, monkeypatch):
+    mine, versions = tmp_path/"mine.py", [f"from torch.nn import {loss} as Mine" for loss in
+                                          ("CrossEntropyLoss", "MultiMarginLoss")]
+    config = replace(TINY, epochs=3, loss=f"{mine}:Mine")
+    for version, epoch in zip(versions, (1, 3)):
+        mine.write_text(version)
+        held = train(replace(config, hold_out=0.1))
+        for row in held.history: row["val_accuracy"] = float(row["epoch"] == epoch)
+        write_record(make_record(held), tmp_path)
+    mine.write_text(versions[0])
+    name = run_name(config)
+    monkeypatch.setattr("tce_nb.records.report", lambda *_: mine.write_text(versions[1]))
+    record_run(config, tmp_path, progress=True)
+    assert read_record(Files(name, tmp_path).record)["readings"]["selected"]["epoch"] == 1
+
+
 def test_mirrored_or_not_it_is_another_version(tmp_path):
     arrays = {**np.load(save_npz(tmp_path/"mine.npz"))}
     config = replace(TINY, dataset=str(tmp_path/"mine.npz"), train_per_class=None, test_per_class=None, epochs=1)

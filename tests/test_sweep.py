@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from conftest import BIN, JOBS, SET, SWEEP, essence, finish, run_undisturbed, save_npz, tce
 from tce_nb.records import Files, lock_of, recorded, run_name
 from tce_nb.sweep import (
-    Job, LocalPool, Outcome, _clash, execute, image_counts, job_message, look, plan, template)
+    Job, LocalPool, Outcome, Sweep, _clash, execute, image_counts, job_message, look, plan, template, work_off)
 from tce_nb.training import Config, preset
 
 
@@ -90,13 +90,12 @@ def test_damaged_files_are_made_again(undisturbed, tmp_path):
 
 
 def test_a_hold_out_record_that_vanishes_is_made_again(undisturbed, tmp_path):
-    from tce_nb.sweep import Sweep
     select = next(job for job in JOBS if not job.needs)
     pool = LocalPool(tmp_path, workers=1)
     def tell(sweep, state):
         if state and state.state == "done" and state.job is select and not hasattr(pool, "gone"):
             pool.gone = Files(select.name, tmp_path).record.unlink()
-    try: states = Sweep(JOBS, pool, tmp_path, tell).run()
+    try: states = work_off(Sweep(JOBS, pool, tmp_path, tell))
     finally: pool.close()
     assert hasattr(pool, "gone") and {state.state for state in states} == {"done"}
     assert essence(tmp_path) == undisturbed
@@ -290,7 +289,7 @@ def test_a_slot_without_a_working_gpu_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "recorded", lambda name, folder: Files(name, folder).record.exists())
     monkeypatch.setattr(sweep, "selected_by", lambda name, folder: 1)
     pool, told = LocalPool(tmp_path, gpus=2), []
-    ended = sweep.Sweep(JOBS, pool, tmp_path, lambda _, state: told.append(state and state.reason)).run(0.01)
+    ended = work_off(Sweep(JOBS, pool, tmp_path, lambda _, state: told.append(state and state.reason)), 0.01)
     pool.close()
     assert {state.state for state in ended} == {"done"} and pool.slots == 1 == len(pool.free)
     assert any("its slot is not used again; to be tried again" in reason for reason in told if reason)
@@ -301,7 +300,7 @@ def test_a_run_that_no_gpu_takes_costs_one_slot(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "execute", lambda message, *_: Outcome(
         message["name"], "failed", "RuntimeError: CUDA error: device-side assert triggered"))
     pool = LocalPool(tmp_path, gpus=4)
-    state, = sweep.Sweep(JOBS[:1], pool, tmp_path, lambda *_: None).run(0.01)
+    state, = work_off(Sweep(JOBS[:1], pool, tmp_path, lambda *_: None), 0.01)
     pool.close()
     assert state.state == "failed" and pool.slots == 3
 
@@ -405,7 +404,22 @@ def test_a_look_at_a_run_does_not_keep_it_from_starting(tmp_path):
         looking.join()
 
 
-def test_images_are_counted_without_loading(tmp_path, flat):
+def test_threads_of_all_slots_fit_the_cores(tmp_path):
+    cores = len(os.sched_getaffinity(0))
+    for threads, slots in ((1, cores), (cores, 1), (4 * cores, 1)):
+        pool = LocalPool(tmp_path, threads=threads, gpus=0)
+        assert pool.slots == slots and pool.free[0]["OMP_NUM_THREADS"] == str(threads)
+
+
+def test_class_dependent_noise_goes_by_the_name_of_a_file(tmp_path):
+    file = save_npz(tmp_path/"cifar10.npz")
+    noises = {job.config.noise for job in plan("beyond", [str(file)])}
+    assert "class_dependent" in noises
+    assert {job.config.dataset for job in plan("cpu", noises=["class_dependent"])} == {"cifar10", "cifar100"}
+    with pytest.raises(ValueError, match="got class_dependent with svhn"): plan("cpu", ["svhn"], noises=["class_dependent"], etas=[0.4])
+
+
+def test_images_are_counted(tmp_path, flat):
     assert image_counts(preset("paper", dataset="svhn"), tmp_path) == (73_257, 26_032)
     assert image_counts(preset("cpu", dataset="cifar100"), tmp_path) == (5_000, 2_000)
     assert image_counts(Config(dataset=str(flat))) == (40, 40)
@@ -457,9 +471,9 @@ def test_papermill_alone_makes_a_record(tmp_path):
 
 
 @pytest.mark.parametrize("parameter, message", [
-    (("alhpa", 1), "parameter: got 'alhpa'.*did you mean alpha?"),
-    (("loss", "cee"), "loss: got 'cee'.*did you mean ce?"),
-    (("preset", "papr"), "preset: got 'papr'.*did you mean paper?"),
+    (("alhpa", 1), "parameter: got 'alhpa'.*did you mean alpha\\?"),
+    (("loss", "cee"), "loss: got 'cee'.*did you mean ce\\?"),
+    (("preset", "papr"), "preset: got 'papr'.*did you mean paper\\?"),
     (("eta", 2), "eta: got 2.0, expected a number from 0 to 1"),
     (("dataset", "cifar"), "dataset: got 'cifar', expected digits"),
     (("selected_epoch", 1000), "selected_epoch: got 1000, expected None or an epoch from 1 to 4"),

@@ -197,6 +197,14 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
     assert path.read_bytes() == bytes(content)
 
 
+def test_a_checkpoint_is_whole_however_little_memory_there_is(tmp_path, monkeypatch):
+    train(replace(TINY, epochs=1), checkpoint=tmp_path/"run.pt")
+    def load(*_, **__): raise MemoryError
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(MemoryError):  # and not `DamagedCheckpoint`, which starts again
+        train(replace(TINY, epochs=2), checkpoint=tmp_path/"run.pt")
+
+
 def test_a_foreign_checkpoint_is_refused_by_field(tmp_path):
     path = tmp_path/"run.pt"
     train(replace(TINY, epochs=1), checkpoint=path)
@@ -462,11 +470,14 @@ def test_weight_decay_reaches_every_parameter():
     assert len(group["params"]) == len(list(parts.net.parameters()))
 
 
-def test_images_per_second_and_seconds_are_measured(undisturbed):
+def test_images_per_second_and_seconds_are_measured():
     start = time.perf_counter()
     run = train(replace(TINY, epochs=2))
     passed = time.perf_counter() - start
     assert 0 < sum(row["seconds"] for row in run.history) < passed
+    for row in run.history:  # of the training alone; the rest of an epoch is looking
+        trained_in = len(run.task.kept) / row["images_per_second"]
+        assert 0 < trained_in < row["seconds"]
 
 
 def test_resnet_of_other_shapes():
