@@ -630,6 +630,7 @@ def best_alpha(
             for es in found.values())
         lead = {a: min((e for e in es if e), key=lambda e: e.mean)
                 for a, es in found.items() if all(es)}
+        if outcome == MISSING: lead = {}  # another may be better yet
         best = max(lead, key=lambda a: lead[a].mean, default=None)
         return Check(_name(cell._replace(method=best or "tce:1.5"),
                            best is not None), outcome, lead.get(best or ""),
@@ -979,14 +980,14 @@ _CURVES = (
 _SLIDES = (
     Claim("slide-noise", "It worsens more with noise",
           "The more noise, the more the error rises after the drop.", "§3.4",
-          "A part of it: the loss between these quarters is larger than at "
+          "A part of it: more is lost between these quarters than at "
           "η = 0; judged as a tendency, which smaller runs cannot refute.",
           at_full_scale(larger("slide", [
               (cell, cell._replace(eta=0.0)) for cell in _curves
               if cell.eta > 0]), NO), general=True, enough=False),
     Claim("slide-loss", "TCE and MSE worsen less",
           "After the drop TCE and MSE lose less than CE does.", "Fig. 2",
-          "The loss between these quarters is larger for CE; judged as a "
+          "CE loses more between these quarters; judged as a "
           "tendency, which smaller runs cannot refute.",
           at_full_scale(larger("slide", [
               (cell._replace(method="ce"), cell) for cell in _curves

@@ -330,7 +330,7 @@ def estimate_noise(
     logits: Tensor,  # N x K, of samples that were not trained on
     labels: Tensor,  # as given, uniform noise included
 ) -> NoiseEstimate:
-    "How much noise there is, or less: how many labels are unlikely classes"
+    "How much uniform noise there is, by the labels that are unlikely classes"
     logits, labels = _predictions(logits, labels)
     num_classes = logits.shape[1]
     if num_classes == 2: _refuse(

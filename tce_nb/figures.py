@@ -401,15 +401,15 @@ def _entry(row: pd.Series, method: str) -> str:
     if row.n and method != "ce": lines.append(
         "not compared" if math.isnan(row.gain) else
         f"{_signed(row.gain)} to CE")
-    gain = "" if method == "ce" else f" ({_signed(row.paper_gain)})"
+    gain = "" if method == "ce" else f" ({_signed(row.paper_gain, 2)})"
     lines.append("–" if math.isnan(row.paper) else
                  f"*{_bold(row.paper, row.best_paper, 2)}{gain}*")
     return "<br>".join(lines)
 
 # %% ../nbs/core/07_figures.ipynb #c5e0991b
-def _signed(value: float) -> str:
+def _signed(value: float, digits: int = 1) -> str:
     "A difference with its sign; none is +0.0"
-    return f"{round(value, 1) + 0.0:+.1f}"
+    return f"{round(value, digits) + 0.0:+.{digits}f}"
 
 def _seeds(row: pd.Series) -> str:
     "Mean, spread and number of seeds; bold where it is the best"
@@ -489,10 +489,10 @@ def gains_in_words(
     top = best.loc[best[column].idxmax()]
     return (f"the best exponent beats cross entropy in "
             f"{(best[column] > 0).sum()} of {len(best)} column"
-            f"{'s' * (len(best) > 1)} (by luck alone, of five equal losses: "
-            f"in {1 - 1 / len(ALPHAS):.0%}), at best by {top[column]:+.1f} "
-            f"points ({TITLES[top.dataset]}, η = {top.eta:g}, "
-            f"{_label(top.method)}); a fixed exponent: {', '.join(fixed)}"
+            f"{'s' * (len(best) > 1)} (if all five losses were equal, in "
+            f"{1 - 1 / len(ALPHAS):.0%} of them), at best by "
+            f"{top[column]:+.1f} points ({TITLES[top.dataset]}, η = "
+            f"{top.eta:g}, {_label(top.method)}); a fixed exponent: {', '.join(fixed)}"
             + ("" if column != "gain" else _one_seed(tamed.n)
                + guessed_in_words(table, "; left out: ")))
 

@@ -22,8 +22,8 @@ from .data import CLASSES, data_root, load_npz
 from .losses import LOSSES, get_loss, loss_file
 from .noise import noise_file
 from .records import (
-    Files, RecordError, is_running, lock_of, other_images, record_config, recorded,
-    run_name, selected_by)
+    Files, RecordError, is_running, lock_of, other_images, record_config,
+    recorded, run_name, selected_by)
 from .training import (
     PRESETS, Config, check_look_alikes, knows_look_alikes, pick_device,
     prepare, preset, train_epoch, write_whole)
