@@ -492,7 +492,8 @@ def gains_in_words(
             f"{'s' * (len(best) > 1)} (if all five losses were equal, in "
             f"{1 - 1 / len(ALPHAS):.0%} of them), at best by "
             f"{top[column]:+.1f} points ({TITLES[top.dataset]}, η = "
-            f"{top.eta:g}, {_label(top.method)}); a fixed exponent: {', '.join(fixed)}"
+            f"{top.eta:g}, {_label(top.method)}); a fixed exponent: "
+            f"{', '.join(fixed)}"
             + ("" if column != "gain" else _one_seed(tamed.n)
                + guessed_in_words(table, "; left out: ")))
 
