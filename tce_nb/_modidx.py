@@ -464,6 +464,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'tce_nb.losses._class_dim': ('core/losses.html#_class_dim', 'tce_nb/losses.py'),
                                'tce_nb.losses._counts': ('core/losses.html#_counts', 'tce_nb/losses.py'),
                                'tce_nb.losses._describe': ('core/losses.html#_describe', 'tce_nb/losses.py'),
+                               'tce_nb.losses._is_soft': ('core/losses.html#_is_soft', 'tce_nb/losses.py'),
                                'tce_nb.losses._known_loss': ('core/losses.html#_known_loss', 'tce_nb/losses.py'),
                                'tce_nb.losses._one_hot': ('core/losses.html#_one_hot', 'tce_nb/losses.py'),
                                'tce_nb.losses._own_loss': ('core/losses.html#_own_loss', 'tce_nb/losses.py'),

@@ -72,7 +72,7 @@ def load_npz(
     mirror: bool = False,  # unless the file says so itself
 ) -> Dataset:
     "A data set from an .npz file"
-    path = Path(path)
+    path = Path(path).expanduser()
     arrays = _read_arrays(path)
     _check_arrays(path, arrays)
     labels = [arrays[name].astype(np.int64) for name in ARRAYS[1::2]]
@@ -127,12 +127,13 @@ def _check_part(path: Path, name: str, images, labels) -> None:
             or images.shape[2:] != (32, 32) or images.size == 0:
         raise DataError(f"{path}: {name} is {images.dtype} of shape "
                         f"{images.shape}, expected uint8 N x C x 32 x 32")
-    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] \
-            or labels.min() < 0 or labels.max() > 65_535:
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
         raise DataError(
             f"{path}: the labels of {name} are {labels.dtype} of shape "
-            f"{labels.shape}, expected {len(images)} integers "
-            "from 0 to 65535")
+            f"{labels.shape}, expected {len(images)} integers")
+    for label in (labels.min(), labels.max()):
+        if not 0 <= label <= 65_535: raise DataError(
+            f"{path}: the labels of {name} hold {label}, expected 0 to 65535")
 
 # %% ../nbs/core/02_data.ipynb #31380430
 def _check_classes(path: Path, train: np.ndarray, test: np.ndarray,
@@ -339,6 +340,9 @@ def hold_out(
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:  # indices to train on, indices held out
     "Split `n` samples at random into training and hold-out"
+    if not (0 <= size < 1 or size % 1 == 0): raise DataError(
+        f"hold_out: got {size}, expected a share below 1, or a whole number "
+        "of images")
     count = round(size * n) if size < 1 else int(size)
     if not 0 <= count < n or size > 0 and count == 0:
         raise DataError(f"hold_out: got {size}, which is {count} of {n} "

@@ -45,6 +45,10 @@ def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
                 "floating-point logits, N x K, with N >= 1 and K >= 2")
     if not (logits < math.inf).all(): _refuse(
         ValueError, "logits", "nan or inf", "numbers, or -inf")
+    lost = (logits == -math.inf).all(1).nonzero()
+    if len(lost): _refuse(
+        ValueError, "logits", f"nothing but -inf in row {int(lost[0])}",
+        "a number for at least one class")
     off, rounding = logits.double().sum(1) - 1, torch.finfo(logits.dtype).eps
     if len(logits) > 1 and (logits >= 0).all() \
             and off.abs().max() < 1e-3 + 2 * rounding:
@@ -248,6 +252,10 @@ def precision_recall(
 ) -> dict[str, float]:
     "How many of the first `n` are wrong, and how many of the wrong are there"
     order, wrong = _as_tensor("order", order), _as_tensor("wrong", wrong)
+    if order.dim() != 1 or order.dtype != torch.int64 or (order < 0).any() \
+            or len(order.unique()) < len(order):
+        _refuse(ValueError, "order", _describe(order), "int64 indices of "
+                "samples, each at most once, as `rank_labels` gives them")
     if not isinstance(n, Integral) or not 1 <= n <= len(order):
         _refuse(ValueError, "n", repr(n), f"an int from 1 to {len(order)}")
     if wrong.dtype != torch.bool or wrong.dim() != 1 \
@@ -336,7 +344,7 @@ def estimate_noise(
     if num_classes == 2: _refuse(
         ValueError, "logits", "2 classes", "3 or more: of two, every mistake "
         "of the network would count as a wrong label")
-    confidence = logits.double().softmax(1).amax(1).nan_to_num(0)
+    confidence = logits.double().softmax(1).amax(1)
     sure = confidence >= confidence.median()
     lower = num_classes // 2
     below = _share_below(logits[sure], labels[sure], lower).double()

@@ -5,7 +5,6 @@
 # %% ../nbs/core/13_field.ipynb #72542113
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 from numbers import Integral, Real
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 
 from .losses import (
     LOSSES, CrossEntropyLoss, _along, _autocast, _check_range,
-    _check_target, _class_dim, _counts, _describe, _one_hot, _promoted,
-    _reduce, _refuse, _smooth, _widen)
+    _check_target, _class_dim, _counts, _describe, _is_soft, _one_hot,
+    _promoted, _reduce, _refuse, _smooth, _widen)
+from .noise import _check_matrix
 
 # %% auto #0
 __all__ = ['FIELD_LOSSES', 'FieldLoss', 'GeneralisedCrossEntropyLoss', 'TruncatedGCELoss', 'PartiallyHuberisedLoss',
@@ -90,18 +90,22 @@ def _lowest(x: Tensor) -> float:
 def _settings(loss: FieldLoss) -> str:
     "What a loss has beside the options of cross entropy"
     own = [name for name in inspect.signature(type(loss)).parameters
-           if name not in inspect.signature(CrossEntropyLoss).parameters]
+           if name not in inspect.signature(CrossEntropyLoss).parameters
+           and hasattr(loss, name)]
     return ", ".join(f"{name}={getattr(loss, name)}" for name in own)
 
 # %% ../nbs/core/13_field.ipynb #d5b12415
 def _field_loss(loss: FieldLoss, input: Tensor, target: Tensor) -> Tensor:
     "What all losses of the field share"
     _check_target(input, target, loss.weight, loss.ignore_index)
+    if loss.cost is None and loss.divergence is None: _refuse(
+        TypeError, "loss", type(loss).__name__, "a class with a cost, a "
+        "divergence or both")
     input = _autocast(input)
     dim, dtype, counts = _class_dim(input), input.dtype, None
     log_q = loss.log_probs(_widen(input), dim)
     log_q = log_q.clamp(min=_lowest(log_q))
-    if target.shape == input.shape:
+    if _is_soft(input, target):
         each = _of_probabilities(loss, log_q, target, dim)
         dtype = _promoted(input, target, loss.weight)
     else:
@@ -180,7 +184,7 @@ class PartiallyHuberisedLoss(FieldLoss):
 
     def cost(self, log_y, log_q, dim):
         corner = math.log(self.tau)
-        linear = corner + 1 - self.tau * log_y.exp()
+        linear = corner + 1 - (log_y.clamp(max=-corner) + corner).exp()
         return torch.where(log_y > -corner, -log_y, linear)
 
 # %% ../nbs/core/13_field.ipynb #315b537a
@@ -239,7 +243,9 @@ class NormalisedFocalLoss(FocalLoss):
 # %% ../nbs/core/13_field.ipynb #e3d490b3
 def _reverse(p: Tensor, log_q: Tensor, dim: int, log_zero: float) -> Tensor:
     "Cross entropy of the target under the prediction, `log 0 = log_zero`"
-    log_p = p.clamp(min=math.exp(log_zero)).log()
+    tiny = torch.finfo(p.dtype).tiny
+    log_p = torch.where(p > 0, p.clamp(min=tiny).log(), log_zero)
+    log_p = log_p.clamp(min=log_zero)
     return -(log_q.exp() * log_p).sum(dim)
 
 class ReverseCrossEntropyLoss(FieldLoss):
@@ -404,26 +410,11 @@ class HardBootstrapLoss(SoftBootstrapLoss):
 
 # %% ../nbs/core/13_field.ipynb #3a1e97e1
 def _check_transition(transition) -> Tensor:
-    "Refuse a matrix whose rows are not distributions"
-    allowed = "a square matrix, a row of probabilities for each class"
-    if not isinstance(transition, Tensor):
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):
-            transition = torch.tensor(transition)
-    if not isinstance(transition, Tensor) \
-            or not transition.is_floating_point():
-        _refuse(TypeError, "transition", _describe(transition), allowed)
-    shape = tuple(transition.shape)
-    if len(shape) != 2 or shape[0] != shape[1]:
-        _refuse(ValueError, "transition", f"shape {shape}", allowed)
-    if not (transition >= 0).all():
-        _refuse(ValueError, "transition", "an entry that is not >= 0",
-                allowed)
-    off = (transition.double().sum(1) - 1).abs()
-    if not (off < 1e-4).all():
-        row = int(off.argmax())
-        got = f"row {row}, which sums to {transition[row].sum().item():g}"
-        _refuse(ValueError, "transition", got, "rows that sum to 1")
-    return transition
+    "The matrix as it is, if its rows are distributions"
+    rows = _check_matrix(transition, "transition")
+    if isinstance(transition, Tensor) and transition.is_floating_point():
+        return transition
+    return rows.to(torch.get_default_dtype())
 
 # %% ../nbs/core/13_field.ipynb #818db37a
 class ForwardCorrectedLoss(FieldLoss):

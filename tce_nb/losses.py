@@ -5,6 +5,7 @@
 # %% ../nbs/core/00_losses.ipynb #bf8b26bb
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import math
@@ -87,6 +88,10 @@ def _describe(value) -> str:
     if not isinstance(value, Tensor): return type(value).__name__
     return f"{value.dtype} of shape {tuple(value.shape)}"
 
+def _is_soft(input: Tensor, target: Tensor) -> bool:
+    "Whether a target is probabilities; of other ranks no size is compared"
+    return target.dim() == input.dim() and target.shape == input.shape
+
 def _class_dim(input: Tensor) -> int:
     "The dimension that counts classes: the second, or the only one"
     return min(1, input.dim() - 1)
@@ -110,7 +115,7 @@ def _check_target(
     if weight is not None and len(weight) != num_classes:
         _refuse(ValueError, "weight", f"{len(weight)} weights",
                 f"one for each of the input's {num_classes} classes")
-    if target.shape == input.shape:
+    if _is_soft(input, target):
         _check_probabilities(target, ignore_index)
     else:
         _check_indices(input, target)
@@ -179,7 +184,7 @@ def _counts(
     if weight is None: return kept
     index = torch.where(kept, target, 0)  # of a single sample, too
     own = _widen(weight).index_select(0, index.reshape(-1)).view_as(index)
-    return own * kept
+    return torch.where(kept, own, 0)  # whatever the weight of class 0
 
 def _reduce(loss: Tensor, counts: Optional[Tensor], reduction: str) -> Tensor:
     "The loss per sample, its sum, or its mean over what `counts` (or all)"
@@ -210,7 +215,7 @@ def _tame_classes(input, target, alpha, weight, ignore_index, reduction,
     terms = tame(-F.log_softmax(_widen(input), dim), alpha)
     if weight is not None: terms = terms * _along(weight, input)
     uniform = terms.mean(dim) if label_smoothing > 0 else None
-    if target.shape == input.shape:
+    if _is_soft(input, target):
         loss = (target * terms).sum(dim)
         dtype = _promoted(input, target, weight)
     else:
@@ -229,12 +234,12 @@ def _tame_classes(input, target, alpha, weight, ignore_index, reduction,
 def _tame(input, target, alpha, weight, ignore_index, reduction,
           label_smoothing):
     "Tamed cross entropy of arguments that were checked"
-    if alpha == 0:
+    input = _autocast(input)
+    if alpha == 0 and (weight is None or weight.dtype == input.dtype):
         return F.cross_entropy(input, target, weight, None, ignore_index,
                                None, reduction, label_smoothing)
-    input = _autocast(input)
     options = alpha + 0.0, weight, ignore_index, reduction
-    if target.shape != input.shape and label_smoothing == 0:
+    if label_smoothing == 0 and not _is_soft(input, target):
         return _tame_labels(input, target, *options)
     return _tame_classes(input, target, *options, label_smoothing)
 
@@ -349,8 +354,9 @@ def _softmax_distance(distance, input, target, weight, ignore_index,
     input = _autocast(input)
     dim, dtype = _class_dim(input), input.dtype
     q = F.softmax(_widen(input), dim)
-    if target.shape == input.shape:
-        p, dtype, counts = target, _promoted(input, target, weight), None
+    if _is_soft(input, target):
+        p, counts = _widen(target), None
+        dtype = _promoted(input, target, weight)
         loss = distance(q - _smooth(p, dim, label_smoothing)).sum(dim)
         if weight is not None: loss = loss * (p * _along(weight, p)).sum(dim)
     else:
@@ -367,7 +373,8 @@ def _one_hot(target, like, dim, ignore_index):
     index = torch.where(target == ignore_index, 0, target)
     try: return torch.zeros_like(like).scatter(dim, index.unsqueeze(dim), 1.0)
     except (IndexError, RuntimeError):
-        _check_range(target, like.shape[dim], ignore_index)
+        with contextlib.suppress(RuntimeError):  # nothing to see under vmap
+            _check_range(target, like.shape[dim], ignore_index)
         raise
 
 def _smooth(p, dim, label_smoothing):
@@ -488,7 +495,7 @@ def _built(name: str, build: Callable[..., nn.Module], kwargs) -> nn.Module:
 # %% ../nbs/core/00_losses.ipynb #38eead6b
 def _known_loss(name: str) -> Callable[..., nn.Module]:
     "One of `LOSSES`; anything else is refused, saying what is near"
-    if str(name) in LOSSES: return LOSSES[name]
+    if str(name) in LOSSES: return LOSSES[str(name)]
     bare, _, alpha = str(name).lower().partition(":")  # "TCE" or "tce:1.5"
     near = difflib.get_close_matches(bare, LOSSES, n=1)
     more = f" with alpha={alpha}" if alpha and near == ["tce"] else ""

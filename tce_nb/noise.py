@@ -5,6 +5,7 @@
 # %% ../nbs/core/01_noise.ipynb #7ac8c00a
 from __future__ import annotations
 
+import contextlib
 import difflib
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -100,11 +101,14 @@ def _as_tensor(values, name: str = "labels"
     if isinstance(values, Tensor):
         return values.detach().cpu().clone(), lambda x: x.to(values.device)
     plain = isinstance(values, (list, tuple))
+    if plain and all(type(value) is int for value in values):
+        with contextlib.suppress(RuntimeError):  # too large: refused below
+            return torch.tensor(values, dtype=torch.int64), lambda x: x
     if not plain and not hasattr(values, "__array__"):
         raise TypeError(f"{name}: got {type(values).__name__}, "
                         "expected a Tensor, a NumPy array or a list")
     import numpy as np
-    try: array = np.array(values, dtype=int if plain and not values else None)
+    try: array = np.array(values)
     except ValueError: raise TypeError(
         f"{name}: got rows of different lengths, expected an array") from None
     if array.dtype.kind not in "biufc":
@@ -278,21 +282,21 @@ def _draw(rows: Tensor, generator: torch.Generator) -> Tensor:
     return (edges <= level).sum(1)
 
 # %% ../nbs/core/01_noise.ipynb #af024f9c
-def _check_matrix(matrix) -> Tensor:
+def _check_matrix(matrix, name: str = "matrix") -> Tensor:
     "A row-stochastic matrix as float64 on the CPU"
     try:
         if hasattr(matrix, "to_numpy"): matrix = matrix.to_numpy(copy=True)
         rows = torch.as_tensor(matrix, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"matrix: got {type(matrix).__name__}, expected "
+        raise TypeError(f"{name}: got {type(matrix).__name__}, expected "
                         "K x K numbers") from None
     if rows.dim() != 2 or len(rows) != rows.shape[1] or len(rows) < 2:
-        raise ValueError(f"matrix: got shape {tuple(rows.shape)}, expected "
+        raise ValueError(f"{name}: got shape {tuple(rows.shape)}, expected "
                          "K x K with K >= 2")
     for number, row in enumerate(rows):
-        if not (row >= 0).all() or not abs(row.sum().item() - 1) <= 1e-6:
+        if not (row >= 0).all() or not abs(row.sum().item() - 1) <= 1e-4:
             raise ValueError(
-                f"matrix: got row {number} with the smallest entry "
+                f"{name}: got row {number} with the smallest entry "
                 f"{row.min().item():g} and the sum {row.sum().item():g}, "
                 "expected entries >= 0 that sum to 1")
     return rows

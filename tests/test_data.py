@@ -2,6 +2,8 @@
 import concurrent.futures
 import gzip
 import hashlib
+import importlib
+import math
 import struct
 import sys
 import time
@@ -56,10 +58,10 @@ def test_a_root_with_an_npz_needs_no_torchvision(tmp_path, monkeypatch):
     (dict(train_images=np.zeros((20, 1, 32, 32), np.uint8)), "1 channels in training and 3 in test"),
     (dict(train_labels=np.arange(19)), "labels of train_images are int64 of shape (19,), expected 20"),
     (dict(train_labels=np.arange(20) / 2), "labels of train_images are float64"),
-    (dict(test_labels=np.arange(10) - 1), "expected 10 integers from 0"),
+    (dict(test_labels=np.arange(10) - 1), "the labels of test_images hold -1, expected 0 to 65535"),
     (dict(train_images=np.zeros((0, 3, 32, 32), np.uint8), train_labels=np.zeros(0, int)), "of shape (0, 3, 32, 32)"),
     (dict(train_labels=np.array([{}] * 20)), "not a readable .npz file"),
-    (dict(train_labels=np.full(20, 2**63, np.uint64)), "expected 20 integers from 0 to 65535"),
+    (dict(train_labels=np.full(20, 2**63, np.uint64)), "hold 9223372036854775808, expected 0 to 65535"),
     (dict(mirror=np.array("false")), "mirror is <U5 of shape (), expected one True or False"),
     (dict(mirror=np.array([True, False])), "mirror is bool of shape (2,)"),
 ])
@@ -216,10 +218,20 @@ def test_the_roots_order(monkeypatch):
     assert data_root() == Path("/cache/tce_nb")
 
 
-def test_torchvision_is_repaired_only_when_it_fails():
+def test_torchvision_works_beside_this_pytorch():
     vision = import_torchvision()
     assert vision is import_torchvision() is sys.modules["torchvision"]
     assert hasattr(vision.datasets, "CIFAR100")
+
+
+def test_torchvision_is_repaired_only_when_it_fails(monkeypatch):
+    def no_repair(*_): raise AssertionError("nothing to repair")
+    monkeypatch.setattr(torch.library, "Library", no_repair)
+    monkeypatch.setattr(importlib, "import_module", lambda name: name)
+    assert import_torchvision() == "torchvision"
+    def fail(name): raise RuntimeError("another reason")
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(RuntimeError, match="another reason"): import_torchvision()
 
 
 def test_subset_keeps_the_original_order():
@@ -239,7 +251,7 @@ def test_hold_out_sizes(size, count):
     assert len(held) == count and sorted(kept.tolist() + held.tolist()) == list(range(1000))
 
 
-@pytest.mark.parametrize("size", [-1, 1000, 5000, 0.0001])
+@pytest.mark.parametrize("size", [-1, 1000, 5000, 0.0001, 1.5, 999.9, math.nan, math.inf])
 def test_an_impossible_hold_out_is_refused(size):
     with pytest.raises(DataError, match=f"hold_out: got {size}"):
         hold_out(1000, size, torch.Generator())

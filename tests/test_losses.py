@@ -81,7 +81,7 @@ def boxcox(ce, alpha):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_alpha_0_is_cross_entropy(shape, dtype, soft):
     logits, target = example(shape, soft, dtype)
-    weights = [None, torch.tensor([0.5, 0.0, 1.0, 2.0, 3.0], dtype=dtype)]
+    weights = [None, torch.tensor([0.5, 1.5, 1.0, 0.0, 3.0], dtype=dtype)]
     ignored = [-100] if soft else [-100, 1]
     half = dtype in (torch.float16, torch.bfloat16)
     tolerance = dict(rtol=2e-2, atol=2e-2) if half else {}
@@ -218,7 +218,7 @@ def test_masked_classes_with_probabilities_and_smoothing(alpha):
 @pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
 @pytest.mark.parametrize("loss", [tamed_cross_entropy, softmax_mse, softmax_mae])
 def test_half_precision_is_computed_in_32_bits(loss, soft, dtype):
-    "Within two roundings of the float64 result: no half-precision arithmetic"
+    "A mean within a rounding of the float64 result"
     logits, target = example((400, 10), soft, dtype)
     weight = torch.linspace(0.1, 3, 10).to(dtype)
     eps = torch.finfo(dtype).eps
@@ -491,3 +491,42 @@ def test_no_warnings():
         for soft in (False, True):
             logits, target = example((6, 5), soft)
             tamed_cross_entropy(logits, target, label_smoothing=0.1).backward()
+
+
+def test_a_weight_of_another_dtype_is_taken_at_every_alpha():
+    logits, target = example((6, 5), False, torch.float32)
+    weight = torch.linspace(0.5, 2, 5, dtype=torch.float64)
+    expected = F.cross_entropy(logits.double(), target, weight)
+    for alpha in (0, 1e-9):
+        assert_close(tamed_cross_entropy(logits, target, alpha, weight).double(), expected)
+    half = tamed_cross_entropy(logits.bfloat16(), target, 0, weight.float())
+    assert half.dtype == torch.bfloat16 and abs(half.item() - expected.item()) < 0.05
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_an_ignored_label_is_ignored_whatever_the_weights(reduction):
+    logits, target = torch.randn(3, 3, requires_grad=True), torch.tensor([1, 2, -100])
+    weight = torch.tensor([math.inf, 1.0, 1.0])  # a class that never comes up
+    expected = value_and_gradient(F.cross_entropy(logits, target, weight, reduction=reduction), logits)
+    ours = value_and_gradient(tamed_cross_entropy(logits, target, 1e-12, weight, reduction=reduction), logits)
+    for a, b in zip(ours, expected): assert_close(a, b)
+    assert softmax_mse(logits, target, weight, reduction=reduction).isfinite().all()
+
+
+@pytest.mark.parametrize("loss", ["tce", "mse", "gce"])
+def test_export_with_images_of_any_size(loss):
+    class WithLoss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.loss = get_loss(loss, weight=torch.linspace(0.5, 2, 5))
+        def forward(self, logits, target): return self.loss(logits, target)
+    n, height, width = (torch.export.Dim(name) for name in ("n", "height", "width"))
+    shapes = {0: n, 2: height, 3: width}, {0: n, 1: height, 2: width}
+    exported = torch.export.export(WithLoss(), example((2, 5, 6, 7), False), dynamic_shapes=shapes).module()
+    logits, target = example((3, 5, 5, 9), False)
+    assert_close(exported(logits, target), WithLoss()(logits, target))
+
+
+def test_under_vmap_a_label_out_of_range_is_still_torchs_to_tell():
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        torch.func.vmap(softmax_mse)(torch.randn(2, 3, 5), torch.full((2, 3), 7))

@@ -2,6 +2,8 @@
 import hashlib
 import math
 import pickle
+import subprocess
+import sys
 import zipfile
 from collections import Counter
 from functools import partial
@@ -589,3 +591,10 @@ def test_matrices_that_cannot_be_read(tmp_path):
 def test_images_are_asked_for():
     with pytest.raises(TypeError, match="images: got None, expected the images of the labels"):
         add_noise("instance_dependent", LABELS, 0.4, 10, 0)
+
+
+def test_a_list_of_labels_needs_no_numpy():
+    code = ("import sys; sys.modules['numpy'] = None\n"
+            "from tce_nb import pair_flip\n"
+            "assert sorted(pair_flip([0, 1, 2, 1], 0.5, 3, seed=0).labels.tolist()) != [0, 1, 1, 2]")
+    subprocess.run([sys.executable, "-c", code], check=True)
