@@ -21,8 +21,6 @@ from .losses import (
     CrossEntropyLoss, LOSSES, SoftmaxMAELoss, SoftmaxMSELoss,
     TamedCrossEntropyLoss, get_loss, softmax_mae, softmax_mse, tame,
     tamed_cross_entropy, tamed_weight)
-
-# %% ../nbs/core/10_package.ipynb #b98423af
 from .field import (
     BiTemperedLoss, FocalLoss, ForwardCorrectedLoss,
     GeneralisedCrossEntropyLoss, HardBootstrapLoss, JensenShannonLoss,
@@ -30,14 +28,10 @@ from .field import (
     NormalisedFocalLoss, PartiallyHuberisedLoss, ReverseCrossEntropyLoss,
     SmoothedCrossEntropyLoss, SoftBootstrapLoss, SymmetricCrossEntropyLoss,
     TaylorCrossEntropyLoss, TruncatedGCELoss)
-
-# %% ../nbs/core/10_package.ipynb #5cd0843b
 from .noise import (
     NOISES, NoisyLabels, add_noise, class_dependent, from_transition, human,
     instance_dependent, pair_flip, transition_matrix, uniform_excluding_true,
     uniform_including_true)
-
-# %% ../nbs/core/10_package.ipynb #81c7bff3
 from .diagnosis import (
     NoiseEstimate, estimate_noise, label_weights, rank_labels, suggest_alpha)
 

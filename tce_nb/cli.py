@@ -458,7 +458,7 @@ class _Screen:
         self.console = Console(stderr=True, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False)
         self.begin: Optional[tuple[float, float]] = None  # time, work
-        self.waiting: dict[str, float] = {}  # work of runs that wait
+        self.work: dict[str, float] = {}  # left of each run, as last seen
         self.drawn = 0.0
 
     def __enter__(self) -> _Screen:
@@ -505,7 +505,7 @@ def _time_left(screen: _Screen, sweep: Sweep) -> str:
 # %% ../nbs/core/09_cli.ipynb #551dbc70
 def _work(screen: _Screen, state: State) -> float:
     "What is left of a job; while it waits, that stays the same"
-    name, known = state.job.name, screen.waiting
+    name, known = state.job.name, screen.work
     if state.state == "waiting" and name in known: return known[name]
     known[name] = work_left(state, screen.results, screen.data)
     return known[name]

@@ -36,6 +36,7 @@ def _as_tensor(name: str, value) -> Tensor:
         _refuse(ValueError, name, _describe(value), "a tensor or an array "
                 "of numbers")
 
+# %% ../nbs/core/14_diagnosis.ipynb #c53e693f
 def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
     "Logits and labels that belong together, or a refusal"
     logits = _as_tensor("logits", logits)
