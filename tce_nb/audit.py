@@ -1067,13 +1067,14 @@ def audit(
 
 # %% ../nbs/core/12_audit.ipynb #81229a2e
 def by_common_spread(
+    rows: dict[str, Row],  # from `audit`, of these runs
     frame: pd.DataFrame,   # from `gather`
     epochs: pd.DataFrame,  # from `histories`
 ) -> dict[str, tuple[str, str]]:  # by claim: with and without it
     "The verdicts on our runs that their own seeds alone would not give"
-    pooled, alone = (audit(frame, epochs, pooled=p) for p in (True, False))
+    alone = audit(frame, epochs, pooled=False)
     return {name: (row.ours.verdict, alone[name].ours.verdict)
-            for name, row in pooled.items()
+            for name, row in rows.items()
             if row.ours.verdict != alone[name].ours.verdict}
 
 # %% ../nbs/core/12_audit.ipynb #c89da064

@@ -605,7 +605,10 @@ def result_tables(
     tables = {}
     across = [name for name in CELL if name not in ("method", "eta")]
     for key, group in frame.groupby(across):
-        about = dict(zip(across, key), changes=group.changes.iloc[0])
+        about = dict(zip(across, key), changes=group.changes.iloc[0],
+                     made_on="+".join(sorted({
+                         device for devices in group.made_on
+                         for device in devices.split("+")})))
         title = ("{dataset}{shown}, {scale}: {trained_on:,} training and "
                  "{tested_on:,} test images, {epochs} epochs, {noise}, on "
                  "{made_on}, recipe {recipe}{more}").format(

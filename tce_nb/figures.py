@@ -28,11 +28,11 @@ from .training import Config, drops, preset
 __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'UNOFFICIAL', 'FIG2', 'FIG3', 'THRESHOLDS', 'use_style', 'method_style',
            'alpha_style', 'loss_and_gradient', 'plot_loss_and_gradient', 'plot_sample_weight', 'plot_samples',
            'plot_history', 'plot_confusion', 'usual_version', 'in_tables', 'evidence_scale', 'evidence', 'has_learned',
-           'where_learned', 'scale_note', 'compare', 'markdown_table', 'table_markdown', 'missing_commands',
-           'guessed_in_words', 'show_table', 'gains_in_words', 'curves', 'plot_learning', 'plot_ten_classes',
-           'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold', 'speed_points', 'plot_speed', 'plot_gains',
-           'plot_runs', 'conspicuous', 'start_epochs', 'beyond_table', 'digits_comparison', 'both_tables', 'headline',
-           'without_clean', 'readme_table', 'update_readme']
+           'where_learned', 'runs_like', 'scale_note', 'compare', 'markdown_table', 'table_markdown',
+           'missing_commands', 'guessed_in_words', 'show_table', 'gains_in_words', 'curves', 'plot_learning',
+           'plot_ten_classes', 'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold', 'speed_points',
+           'plot_speed', 'plot_gains', 'plot_runs', 'conspicuous', 'start_epochs', 'beyond_table', 'digits_comparison',
+           'both_tables', 'headline', 'without_clean', 'readme_table', 'update_readme']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -49,10 +49,11 @@ def use_style() -> None:
 
 # %% ../nbs/core/07_figures.ipynb #e0a3d737
 ALPHAS = (0.0, 0.5, 1.0, 1.5, 2.0)  # the values the paper plots
-_STYLES = {  # of the palette's colours, and of the line
-    "ce": (0, ()), "tce:0.5": (1, (5, 2)), "tce:1": (2, (5, 2, 1, 2)),
-    "tce:1.5": (3, (1, 1.5)), "tce:2": (4, (3, 1.5)),
-    "mse": (5, (4, 1, 1, 1, 1, 1)), "mae": (7, (8, 3))}
+_STYLES = {  # colour of the palette, dashes of a line, marker of a point
+    "ce": (0, (), "o"), "tce:0.5": (1, (5, 2), "v"),
+    "tce:1": (2, (5, 2, 1, 2), "^"), "tce:1.5": (3, (1, 1.5), "s"),
+    "tce:2": (4, (3, 1.5), "D"), "mse": (5, (4, 1, 1, 1, 1, 1), "X"),
+    "mae": (7, (8, 3), "P")}
 
 def method_style(
     method: str,  # a loss of a table, such as "ce" or "tce:1.5"
@@ -60,7 +61,7 @@ def method_style(
     "Colour, dash and label of the curve of a loss"
     if method not in _STYLES:
         raise ValueError(unknown("method", method, _STYLES))
-    colour, dashes = _STYLES[method]
+    colour, dashes, _ = _STYLES[method]
     return dict(color=sns.color_palette("colorblind")[colour],
                 label=_label(method), dashes=dashes, linewidth=2)
 
@@ -173,7 +174,7 @@ def plot_history(
 def _plot_columns(axes: Axes, history: list[dict], names: dict,
                   convert) -> None:
     "Curves of the columns that a history has"
-    dashes = [dashes for _, dashes in _STYLES.values()]
+    dashes = [dashes for _, dashes, _ in _STYLES.values()]
     for number, (name, label) in enumerate(names.items()):
         rows = [row for row in history if row.get(name) is not None]
         if rows: axes.plot(
@@ -270,6 +271,21 @@ def where_learned(
     "The runs of columns in which some loss has learned"
     return runs[has_learned(runs, ("scale", "dataset", "eta"))]
 
+# %% ../nbs/core/07_figures.ipynb #a3d10c22
+def runs_like(
+    frame: pd.DataFrame,  # from `gather`
+    usual: Config,        # whose loss, seed and hold-out are left open,
+    but: Iterable[str] = (),  # and these fields besides
+) -> pd.DataFrame:
+    "The runs of the paper's losses that are like this one in all else"
+    open_fields = {"loss", "alpha", "seed", "hold_out", "device",
+                   "milestones", *but}
+    same = frame.milestones.isna() & frame.method.isin(METHODS)
+    for name, value in vars(usual).items():
+        if name not in open_fields: same &= (
+            frame[name].isna() if value is None else frame[name] == value)
+    return usual_version(frame[same])
+
 # %% ../nbs/core/07_figures.ipynb #7f8c404f
 TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN",
           "cifar100": "CIFAR-100", "digits": "digits"}
@@ -322,13 +338,15 @@ def compare(
     found = 100 * ours.groupby(cell).selected.agg(["mean", "std"])
     found["n"] = ours.groupby(cell).selected.count()
     found["diverged"] = ours.groupby(cell).diverged.count()
+    found["learned"] = ours.assign(good=has_learned(ours)).groupby(
+        cell).good.any()
     table = paper[[*cell, "accuracy"]].rename(columns={"accuracy": "paper"})
     table = table.join(found, on=cell)
-    for count in ("n", "diverged"):
-        table[count] = table[count].fillna(0).astype(int)
+    for name, kind in dict(n=int, diverged=int, learned=bool).items():
+        table[name] = table[name].astype(object).fillna(0).astype(kind)
     table["paper_gain"] = table.paper - _of_ce(table)
-    table["gain"] = [_gain(ours, row) for row in table.itertuples()]
-    table["learned"] = _column(table).isin(_column(where_learned(ours)))
+    table["gain"], table["pairs"] = zip(*(
+        _gain(ours, row) for row in table.itertuples()))
     _mark_best(table)
     return table
 
@@ -342,23 +360,29 @@ def _column(rows: pd.DataFrame) -> pd.Series:
     "The data set and noise ratio of each row, as one value"
     return rows.dataset + " " + rows.eta.astype(str)
 
-def _gain(runs: pd.DataFrame, row) -> float:
-    "Difference to CE over common seeds, in points, if one has learned"
-    if row.method == "ce" or row.n == 0 or row.diverged: return math.nan
+def _gain(runs: pd.DataFrame, row) -> tuple[float, int]:
+    "Difference to CE, in points, if one has learned; and common seeds"
+    nothing = math.nan, 0
+    if row.method == "ce" or row.n == 0 or row.diverged: return nothing
     same = runs[(runs.dataset == row.dataset) & (runs.eta == row.eta)]
     pair = same[same.method.isin(["ce", row.method])]
-    if not has_learned(pair).any(): return math.nan
-    return 100 * paired_difference(same, row.method)["mean"]
+    if not has_learned(pair).any(): return nothing
+    found = paired_difference(same, row.method)
+    return 100 * found["mean"], int(found["n"])
 
 # %% ../nbs/core/07_figures.ipynb #a3d10c07
+def _some_learned(table: pd.DataFrame) -> pd.Series:
+    "For each cell, whether one of its column has learned"
+    return table.learned.groupby(_column(table)).transform("any")
+
 def _mark_best(table: pd.DataFrame) -> None:
     "Say which cells are the best of their column, the paper's and ours"
-    made = table.n + table.diverged > 0
-    whole = made.groupby(_column(table)).transform("all")
+    seeds = table.n.groupby(_column(table)).transform("min")
     for name in ("paper", "mean"):
         best = table.groupby(_column(table))[name].transform("max")
         table[f"best_{name}"] = table[name] == best
-    table["best_mean"] &= whole & table.learned & (table.diverged == 0)
+    table["best_mean"] &= (seeds > 1) & _some_learned(table) \
+        & (table.diverged == 0)
 
 # %% ../nbs/core/07_figures.ipynb #fd7646b1
 def markdown_table(
@@ -396,7 +420,7 @@ def table_markdown(
 def _entry(row: pd.Series, method: str) -> str:
     "A cell: ours with its spread and seeds, gain over CE, the paper's"
     lines = [_seeds(row) if row.n else
-             "diverged" if row.diverged else "no records"]
+             "diverged" if row.diverged else "no full run"]
     if row.n and row.diverged: lines.append(f"{row.diverged} diverged")
     if row.n and method != "ce": lines.append(
         "not compared" if math.isnan(row.gain) else
@@ -447,11 +471,12 @@ def guessed_in_words(
     after: str = "",      # and behind, if there is anything to say
 ) -> str:
     "The columns of a table in which no loss has learned"
-    rows = table[(table.n > 0) & ~table.learned]
+    rows = table[(table.n > 0) & ~_some_learned(table)]
     where = dict.fromkeys(f"{TITLES[row.dataset]} at η = {row.eta:g}"
                           for row in rows.itertuples())
-    return f"{before}{', '.join(where)}, where no loss so far is twice as " \
-        f"good as a guess at the selected epoch{after}" if where else ""
+    if not where: return ""
+    return (f"{before}{', '.join(where)}, where no loss of these is, so far, "
+            f"twice as good as a guess at the selected epoch{after}")
 
 # %% ../nbs/core/07_figures.ipynb #62be95e9
 def show_table(
@@ -477,10 +502,8 @@ def gains_in_words(
     column: str,          # "gain" or "paper_gain"
 ) -> str:
     "How the tamed losses of a table compare with cross entropy"
-    tamed = table[table.method.str.startswith("tce:")].dropna(
-        subset=[column])
-    whole = tamed.groupby(["dataset", "eta"]).method.transform("count")
-    tamed = tamed[whole == len(ALPHAS) - 1]
+    table = table[table.method.isin(["ce", *TAMED])]
+    tamed = table[(table.method != "ce") & _comparable(table, column)]
     if tamed.empty: return (
         "no column has cross entropy and all four exponents yet")
     best = tamed.loc[tamed.groupby(["dataset", "eta"])[column].idxmax()]
@@ -494,12 +517,19 @@ def gains_in_words(
             f"{top[column]:+.1f} points ({TITLES[top.dataset]}, η = "
             f"{top.eta:g}, {_label(top.method)}); a fixed exponent: "
             f"{', '.join(fixed)}"
-            + ("" if column != "gain" else _one_seed(tamed.n)
+            + ("" if column != "gain" else _one_seed(tamed)
                + guessed_in_words(table, "; left out: ")))
 
 # %% ../nbs/core/07_figures.ipynb #79772eb5
-def _one_seed(seeds: pd.Series) -> str:
-    "A warning where cells rest on a single run"
+def _comparable(table: pd.DataFrame, column: str) -> pd.Series:
+    "Whether a column has a run of each of these losses, and some gain"
+    made = (table.n + table.diverged > 0) | (column == "paper_gain")
+    return made.groupby(_column(table)).transform("all") & table[
+        column].notna().groupby(_column(table)).transform("any")
+
+def _one_seed(tamed: pd.DataFrame) -> str:
+    "A warning where gains rest on a single seed"
+    seeds = tamed.pairs[tamed.gain.notna()]
     if seeds.min() > 1: return ""
     some = "all" if seeds.max() == 1 else "some"
     return f" ({some} on one seed, which decides nothing)"
@@ -531,7 +561,8 @@ def plot_learning(
                                  (0.0, 0.0, 0.2, 0.4, 0.6, 0.8)):
         _plot_curves(axes, rows[rows.eta == eta], FIG2)
         axes.set(title=f"({letter}) η = {eta:g}", ylim=(None, 100),
-                 xlim=(1, config.epochs), xticks=drops(config))
+                 xlim=(1, config.epochs), xticks=(1, *drops(config),
+                                                    config.epochs))
     for axes in panels[:, 0]: axes.set_ylabel("test error (%)")
     for axes in panels[-1]: axes.set_xlabel("epoch")
     panels[0, 1].set_title("(b) η = 0, detail")
@@ -556,7 +587,7 @@ def _plot_curves(axes: Axes, rows: pd.DataFrame,
 
 def _say_if_empty(axes: Axes) -> None:
     "Words where there is nothing to draw"
-    if not axes.has_data(): axes.text(0.5, 0.5, "no records yet", ha="center",
+    if not axes.has_data(): axes.text(0.5, 0.5, "no full run yet", ha="center",
                                       transform=axes.transAxes)
 
 def _name_losses(figure: Figure, methods: Iterable[str], **style) -> None:
@@ -594,7 +625,8 @@ def plot_ten_classes(
         for axes, eta in zip(line, sorted(ETAS[dataset])):
             _plot_curves(axes, rows[rows.eta == eta], METHODS)
             axes.set(title=f"{TITLES[dataset]}, η = {eta:g}",
-                     xlim=(1, config.epochs), xticks=drops(config))
+                     xlim=(1, config.epochs),
+                     xticks=(1, *drops(config), config.epochs))
         drawn = any(axes.lines for axes in line)
         line[0].set(ylabel="test error (%)",
                     ylim=(0, None if drawn else 100))
@@ -609,7 +641,7 @@ def overfitting(
     dataset: str = "cifar100",
 ) -> pd.DataFrame:  # a row for each loss and noise ratio, in percent
     "Lowest test error, test error at the end, and the rise between them"
-    rows = curves(frame, history, dataset)
+    rows = curves(frame[frame.diverged.isna()], history, dataset)
     rows["error"] = 100 - 100 * rows.accuracy
     mean = rows.groupby(["eta", "method", "epoch"]).error.mean()
     cell = mean.groupby(["eta", "method"])
@@ -691,9 +723,7 @@ def plot_speed(
                      THRESHOLDS[dataset])
         above.set_title(f"{TITLES[dataset]}, ours")
         below.set_title(f"{TITLES[dataset]}, the paper's")
-    handles = [plt.Line2D([], [], label=_label(method),
-                          **_point_style(method)) for method in FIG3]
-    figure.legend(handles=handles, ncols=3, loc="outside upper center")
+    _name_points(figure, FIG3)
     return figure
 
 # %% ../nbs/core/07_figures.ipynb #4093dad2
@@ -709,10 +739,17 @@ def _plot_points(axes: Axes, points: pd.DataFrame, threshold: float) -> None:
     axes.set(xlabel=f"epochs until accuracy > {reach}",
              ylabel="test accuracy (%)")
 
+# %% ../nbs/core/07_figures.ipynb #4093dad3
 def _point_style(method: str) -> dict:
     "Colour and marker of a loss"
     return dict(color=method_style(method)["color"], linestyle="none",
-                marker="oXv^sD"[FIG3.index(method)], markersize=7)
+                marker=_STYLES[method][2], markersize=7)
+
+def _name_points(figure: Figure, methods: Iterable[str]) -> None:
+    "One legend of markers above all panels"
+    handles = [plt.Line2D([], [], label=_label(method),
+                          **_point_style(method)) for method in methods]
+    figure.legend(handles=handles, ncols=4, loc="outside upper center")
 
 def _spread(std: float) -> Optional[float]:
     "A length for an error bar, if there is one"
@@ -723,8 +760,7 @@ def plot_gains(
     tables: pd.DataFrame,  # from `both_tables`
 ) -> Figure:
     "Gain over cross entropy by noise ratio: ours beside the paper's"
-    figure, panels = plt.subplots(len(DATASETS), 2, sharey="row",
-                                  figsize=(8, 10))
+    figure, panels = plt.subplots(len(DATASETS), 2, figsize=(8, 10))
     for line, dataset in zip(panels, DATASETS):
         rows = tables[tables.dataset == dataset].sort_values("eta")
         for axes, column in zip(line, ("gain", "paper_gain")):
@@ -740,17 +776,18 @@ def plot_gains(
 # %% ../nbs/core/07_figures.ipynb #a3d10c13
 def _plot_gain(axes: Axes, rows: pd.DataFrame, column: str) -> None:
     "A panel: a line for each exponent, and the level of cross entropy"
-    known = rows[rows.method.str.startswith("tce")].dropna(subset=column)
-    for method, part in known.groupby("method"):
+    rows = rows[rows.method.isin(["ce", *TAMED])]
+    for method, part in rows[rows.method != "ce"].groupby("method"):
+        if part[column].isna().all(): continue
         style = method_style(method)
-        axes.plot(part.eta, part[column], **style)
-        once = (part.n == 1) & (column == "gain")
+        axes.plot(part.eta, part[column], **style)  # broken at a gap
+        once = (part.pairs == 1) & (column == "gain")
         for some, fill in ((part[~once], style["color"]),
                            (part[once], "white")):
             axes.plot(some.eta, some[column], "o", color=style["color"],
                       markerfacecolor=fill)
     if column == "gain":
-        for eta in rows.eta[(rows.n > 0) & ~rows.learned].unique():
+        for eta in rows.eta[(rows.n > 0) & ~_some_learned(rows)].unique():
             axes.text(eta, 0, "guessing", rotation=90, ha="center",
                       va="center", size=9)
     if not axes.texts: _say_if_empty(axes)
@@ -764,21 +801,21 @@ def plot_runs(
     "The test accuracy of every run, a panel a data set"
     figure, panels = plt.subplots(
         len(datasets), squeeze=False, figsize=(8, 0.8 + 2.2 * len(datasets)))
-    colours = [method_style(method)["color"] for method in METHODS]
     for axes, dataset in zip(panels.flat, datasets):
-        for held_out, marker in ((False, "o"), (True, "x")):
-            runs = evidence(frame, [dataset], held_out)
-            sns.stripplot(
-                runs.assign(percent=100 * runs.selected), x="eta",
-                y="percent", hue="method", order=sorted(ETAS[dataset]),
-                hue_order=METHODS, palette=colours, dodge=True, jitter=False,
-                marker=marker, linewidth=held_out, alpha=0.8, legend=False,
-                ax=axes)
-        axes.set(title=TITLES[dataset], xlabel="", ylim=(0, None),
+        etas = sorted(ETAS[dataset])
+        for held_out in (False, True):
+            for run in evidence(frame, [dataset], held_out).itertuples():
+                aside = METHODS.index(run.method) - (len(METHODS) - 1) / 2
+                style = _point_style(run.method) | dict(markersize=6)
+                if held_out: style["markerfacecolor"] = "none"
+                axes.plot(etas.index(run.eta) + 0.12 * aside,
+                          100 * run.selected, alpha=0.8, **style)
+        axes.set(title=TITLES[dataset], xlim=(-0.5, len(etas) - 0.5),
+                 xticks=range(len(etas)), xticklabels=etas, ylim=(0, None),
                  ylabel="test accuracy (%)")
         _say_if_empty(axes)
     panels[-1, 0].set_xlabel("noise ratio η")
-    _name_losses(figure, METHODS, marker="o", linewidth=0)
+    _name_points(figure, METHODS)
     return figure
 
 # %% ../nbs/core/07_figures.ipynb #5c1d7a14
@@ -858,9 +895,9 @@ def digits_comparison(
     frame: pd.DataFrame,  # from `gather`
 ) -> str:
     "Cross entropy against TCE on noisy digits, as Markdown with its scale"
-    frame = frame[(frame.scale == "digits") & (frame.dataset == "digits")
-                  & (frame.eta == 0.4) & (frame.hold_out == 0)]
-    frame = usual_version(frame)
+    frame = in_tables(frame, ["digits"])
+    frame = usual_version(frame[(frame.scale == "digits") & (
+        frame.eta == 0.4) & (frame.hold_out == 0)])
     gain = paired_difference(frame, "tce:1.5")
     if gain["n"] < 2: return (
         "*No runs on digits here yet; `make book`, or `tce sweep --preset "
@@ -882,12 +919,16 @@ def _digits_scale(frame: pd.DataFrame) -> str:
         f"{100 * first.eta:.0f}% of their labels drawn at random "
         f"({100 * frame.wrong_rate.mean():.0f}% wrong), {first.tested_on} "
         f"test images; ResNet-{first.depth}, {first.epochs} epochs, read at "
-        f"the epoch that a hold-out run selected; made on a "
-        f"{first.made_on.upper()} when this book was built.")
+        f"the epoch that a hold-out run selected; made on "
+        f"{' and '.join(sorted(set(frame.made_on.str.upper())))} when this "
+        "book was built.")
 
 def _verdict(gain: dict[str, float]) -> str:
     "What a paired difference says, in words"
     mean, low, high = (100 * gain[k] for k in ("mean", "low", "high"))
+    if math.isnan(low): return (
+        f"The difference is {mean:+.1f} points with each of {gain['n']} "
+        "seeds, which says nothing of its spread.")
     span = f"95% interval {low:+.1f} to {high:+.1f}, {gain['n']} seeds"
     if low > 0: return f"Taming gained {mean:.1f} points ({span})."
     if high < 0: return f"Taming lost {-mean:.1f} points ({span})."
@@ -907,10 +948,11 @@ def headline(
 ) -> str:
     "Both tables in a few lines: the paper's gains, ours, and the scale"
     tables = both_tables(frame)
-    filled = (tables.n > 0).sum()
-    lines = [f"- **The paper**: {gains_in_words(tables, 'paper_gain')}.",
-             f"- **Our runs** ({filled} of {len(tables)} cells measured): "
-             f"{gains_in_words(tables, 'gain')}."]
+    scale = tables.dataset.map(lambda name: evidence_scale(frame, name))
+    lines = [f"- **The paper**: {gains_in_words(tables, 'paper_gain')}.", *(
+        f"- **Our runs** at the scale `{name}` ({(part.n > 0).sum()} of "
+        f"{len(part)} cells measured): {gains_in_words(part, 'gain')}."
+        for name, part in tables.groupby(scale))]
     shown = [_scale_sentence(runs, TITLES[dataset]) for dataset, runs in (
         (dataset, evidence(frame, [dataset])) for dataset in
         dict.fromkeys(tables.dataset)) if len(runs)]
@@ -936,8 +978,7 @@ def readme_table(
 ) -> str:
     "Accuracy at 40% noise by loss and data set, with its scale, as Markdown"
     tables = both_tables(frame)
-    table = tables[(tables.eta == 0.4) & (tables.n > 0)].copy()
-    table["best_mean"] &= table.groupby("dataset").n.transform("min") > 1
+    table = tables[(tables.eta == 0.4) & (tables.n > 0)]
     shown = [dataset for dataset in TITLES if dataset in set(table.dataset)]
     found = table.set_index(["method", "dataset"])
     rows = [[_label(method), *(

@@ -609,8 +609,8 @@ def gather(
     records, skipped = read_all(folder)
     chosen = _selections(records)
     for record in records:
-        if record["readings"]["selected"] is None:
-            epoch = _selected_for(chosen, *_cell_and_version(record))
+        epoch = _selected_for(chosen, *_cell_and_version(record))
+        if epoch and not record_config(record).hold_out:
             record["readings"] = readings(record_history(record), epoch)
     frame = pd.DataFrame(map(_row, records), columns=COLUMNS)
     frame.attrs["skipped"] = skipped
@@ -637,7 +637,7 @@ def histories(
 
 # %% ../nbs/core/05_records.ipynb #f3c3cf05
 CELL = ["scale", "dataset", "version", "method", "eta", "noise", "trained_on",
-        "tested_on", "epochs", "recipe", "made_on"]
+        "tested_on", "epochs", "recipe"]
 
 def cells(
     frame: pd.DataFrame,  # from `gather`
@@ -652,7 +652,8 @@ def cells(
         n=(reading, "count"), mean=(reading, "mean"), std=(reading, "std"),
         wrong_rate=("wrong_rate", "mean"), epoch=(f"{reading}_epoch", "mean"),
         diverged=("diverged", "count"), runs=("name", "count"),
-        seconds=("seconds", "sum"), changes=("changes", "first")
+        seconds=("seconds", "sum"), changes=("changes", "first"),
+        made_on=("made_on", lambda on: "+".join(sorted(set(on))))
         ).reset_index()
 
 # %% ../nbs/core/05_records.ipynb #b6e5cdb5
@@ -668,9 +669,9 @@ def paired_difference(
     table = full.pivot(index="seed", columns="method", values=reading)
     table = table.reindex(columns=[method, other]).dropna()
     difference, n = table[method] - table[other], len(table)
-    half = stats.t.ppf(0.975, n - 1) * difference.std() / math.sqrt(n) \
-        if n > 1 else math.nan
-    mean = difference.mean()
+    mean, std = difference.mean(), difference.std()
+    half = stats.t.ppf(0.975, n - 1) * std / math.sqrt(n) \
+        if n > 1 and std > 1e-9 else math.nan  # a tie says nothing
     return dict(n=n, mean=mean, low=mean - half, high=mean + half)
 
 # %% ../nbs/core/05_records.ipynb #28c548a4

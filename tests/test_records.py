@@ -222,6 +222,19 @@ def test_a_late_hold_out_run_still_counts(tmp_path):
     assert find_selected(replace(TINY, seed=5), tmp_path) == frame.selected_epoch[0]
 
 
+def test_an_epoch_typed_in_counts_only_without_a_hold_out_run(tmp_path):
+    record_run(TINY, tmp_path, selected=2)
+    assert gather(tmp_path).selected_epoch.tolist() == [2]
+    held = replace(TINY, hold_out=0.1)
+    record_run(held, tmp_path)
+    path = Files(run_name(held), tmp_path).record
+    record = json.loads(path.read_bytes())
+    record["history"]["val_accuracy"] = [0.0, 0.0, 1.0]
+    record["readings"] = readings(record_history(record), 3)
+    path.write_text(json.dumps(record))
+    assert gather(tmp_path).selected_epoch.tolist() == [3, 3]
+
+
 @pytest.mark.parametrize("lr", [0.1, 0.2, 0.3, 0.4])  # the hashes in the names have no order
 def test_of_two_hold_out_runs_the_one_on_noisy_labels_selects(tmp_path, lr):
     full = replace(TINY, epochs=2, lr=lr)
