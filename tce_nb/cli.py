@@ -5,11 +5,13 @@
 # %% ../nbs/core/09_cli.ipynb #aebaccaf
 from __future__ import annotations
 
-import argparse, ast, contextlib, json, math, os, re, signal, sys, time
-import warnings
+import argparse, ast, contextlib, difflib, json, math, os, re, signal, sys
+import tempfile, time, warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Iterable, Optional
+
+import tce_nb
 
 # %% auto #0
 __all__ = ['make_parser', 'run_config', 'command_run', 'command_sweep', 'duration', 'work_left', 'in_words', 'command_status',
@@ -22,15 +24,15 @@ try:
     from rich.live import Live
     from rich.markup import escape
     from rich.table import Table
-    from tce_nb.data import DataError
+    from tce_nb.data import SIZES, DataError
     from tce_nb.records import (
         CELL, READINGS, Files, RecordError, cell_of, cells, gather, loss_name,
         read_record, recorded, results_folder, selected_by)
-    from tce_nb.losses import bare_loss
+    from tce_nb.losses import LOSSES, bare_loss
     from tce_nb.noise import NOISE_FILES, NOISES, bare_noise
     from tce_nb.sweep import (
-        FIELD, METHODS, SEEDS, SIZES, Job, LocalPool, RayPool, State,
-        Sweep, check_dataset, cost, hold_out_size, look, look_by_name,
+        METHODS, SEEDS, Job, LocalPool, RayPool, State, Sweep,
+        check_dataset, cost, hold_out_size, look, look_by_name,
         measure_speed, parse_method, plan, progress_of, spelt_out, template,
         unknown, work_off)
     from tce_nb.training import PRESETS, Config, field_types, preset
@@ -44,27 +46,42 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **options): super().__init__(
         **{**options, "allow_abbrev": False})
 
+    def parse_known_args(self, *arguments):
+        "Each verb refuses what it does not know, and names the nearest"
+        options, rest = super().parse_known_args(*arguments)
+        if not rest: return options, rest
+        near = difflib.get_close_matches(
+            rest[0].partition("=")[0], self._option_string_actions, n=1)
+        self.error(f"got {' '.join(rest)}, which is no option here"
+                   + (f"; did you mean {near[0]}?" if near else ""))
+
     def error(self, message):
         self.exit(2, f"{self.prog}: error: {message}\n"
                      f"Try '{self.prog} --help'.\n")
 
 # %% ../nbs/core/09_cli.ipynb #7dd95ee5
-def _positive(kind, zero: bool = False):
-    "A number above zero, or from zero on"
+def _number(kind, allowed: str = "", fits=lambda value: True):
+    "What reads a number, and refuses others by saying what is allowed"
+    what = f"a {'whole' if kind is int else 'finite'} number{allowed}"
     def number(text: str):
-        value = kind(text)
-        if not (value > 0 or zero and value == 0) or value == math.inf:
-            raise argparse.ArgumentTypeError(
-                f"got {text}, expected a number {'>=' if zero else '>'} 0")
+        try: value = kind(text)
+        except ValueError: value = math.nan
+        if not (math.isfinite(value) and fits(value)):
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected {what}")
         return value
-    number.__name__ = kind.__name__
     return number
 
+def _positive(kind, zero: bool = False):
+    "A number above zero, or from zero on"
+    return _number(kind, " from 0 on" if zero else " above 0",
+                   lambda value: value > 0 or zero and value == 0)
+
+# %% ../nbs/core/09_cli.ipynb #7dd95ee6
 def _size(text: str):
     "How much to hold out"
     try: return text if text == "preset" else float(text)
     except ValueError: raise argparse.ArgumentTypeError(
-        f"got {text}, expected a number of images, or below 1 a share of "
+        f"got {text!r}, expected a number of images, or below 1 a share of "
         "them") from None
 
 # %% ../nbs/core/09_cli.ipynb #d2dfd642
@@ -135,6 +152,7 @@ def _about() -> dict[str, str]:
             for name, value, text in found}
 
 _KINDS = ", ".join([*NOISES, *NOISE_FILES.values()])
+_OTHERS = sorted({*LOSSES} - {"tce", *METHODS})
 
 # %% ../nbs/core/09_cli.ipynb #956765ec
 def _field_options(parser) -> None:
@@ -146,8 +164,9 @@ def _field_options(parser) -> None:
         flag, text = "--" + name.replace("_", "-"), about[name]
         if kind is bool: parser.add_argument(
             flag, action=argparse.BooleanOptionalAction, help=text)
-        else: parser.add_argument(flag, type=kind, help=text,
-                                  metavar=shown[kind])
+        else: parser.add_argument(
+            flag, type=kind if kind is str else _number(kind), help=text,
+            metavar=shown[kind])
 
 # %% ../nbs/core/09_cli.ipynb #4368a094
 def _run_options(parser) -> None:
@@ -156,9 +175,9 @@ def _run_options(parser) -> None:
                         "smoke for the embedded digits, cpu for other data)")
     _field_options(parser)
     parser.add_argument("--loss", default="tce", metavar="LOSS",
-                        help=f"one of {', '.join([*METHODS, *FIELD])}, tce "
-                        "with --alpha, or FILE.py:NAME for one of your own "
-                        "(default: tce)")
+                        help=f"one of {', '.join([*METHODS, *_OTHERS])}, "
+                        "tce with --alpha, or FILE.py:NAME for one of your "
+                        "own (default: tce)")
     parser.add_argument("--milestones", type=int, nargs="*", metavar="EPOCH",
                         help="epochs in which the learning rate falls")
     parser.add_argument("--hold-out", type=_size, nargs="?", const="preset",
@@ -170,23 +189,33 @@ def _run_options(parser) -> None:
     parser.set_defaults(workers=1, runs_per_gpu=1, ray=None)
 
 # %% ../nbs/core/09_cli.ipynb #94f72d90
+_SEVERAL: dict[str, Any] = dict(nargs="+", action="extend")
+
+def _which_options(parser) -> None:
+    "Data sets, losses and noise"
+    parser.add_argument("--dataset", metavar="NAME", **_SEVERAL,
+                        help=f"of {', '.join(SIZES)}, or an .npz file")
+    parser.add_argument("--loss", metavar="LOSS", **_SEVERAL,
+                        help=f"of {', '.join(METHODS)}; tce: all "
+                        f"exponents; of {', '.join(_OTHERS)}; or "
+                        "FILE.py:NAME for one of your own")
+    parser.add_argument("--eta", type=_number(float), metavar="ETA", **_SEVERAL,
+                        help="noise ratios, from 0 to 1")
+    parser.add_argument("--noise", metavar="KIND", **_SEVERAL,
+                        help=f"of {_KINDS}")
+
+# %% ../nbs/core/09_cli.ipynb #94f72d91
 def _cell_options(parser, required: bool) -> None:
     "Which cells"
-    parser.add_argument("--preset", choices=SEEDS, required=required)
-    several = dict(nargs="+", action="extend")
-    parser.add_argument("--dataset", metavar="NAME", **several)
-    parser.add_argument("--loss", metavar="LOSS", **several,
-                        help=f"of {', '.join(METHODS)}; tce: all "
-                        f"exponents; of {', '.join(FIELD)}; or FILE.py:NAME "
-                        "for one of your own")
-    parser.add_argument("--eta", type=float, metavar="ETA", **several)
-    parser.add_argument("--noise", metavar="KIND", **several,
-                        help=f"of {_KINDS}")
+    parser.add_argument("--preset", choices=SEEDS, required=required,
+                        help="scale and cells (default of the rest: all)")
+    _which_options(parser)
     parser.add_argument("--seeds", type=int, metavar="N",
                         help="runs for each mean (default: " + ", ".join(
                             f"{k} {n}" for k, n in SEEDS.items()) + ")")
-    parser.add_argument("--set", metavar="FIELD=VALUE", default=[], **several,
-                        help="change a field of every run: epochs=10 lr=0.05")
+    parser.add_argument("--set", metavar="FIELD=VALUE", default=[],
+                        **_SEVERAL, help="change a field of every run: "
+                        "epochs=10 lr=0.05")
 
 # %% ../nbs/core/09_cli.ipynb #f624533a
 def _sweep_options(parser) -> None:
@@ -206,26 +235,25 @@ def _sweep_options(parser) -> None:
 # %% ../nbs/core/09_cli.ipynb #62e44c92
 def _results_options(parser) -> None:
     "Which tables, and how"
-    several = dict(nargs="+", action="extend")
-    parser.add_argument("--preset", choices=[*SEEDS, "custom"])
-    parser.add_argument("--dataset", metavar="NAME", **several)
-    parser.add_argument("--loss", metavar="LOSS", **several,
-                        help="as a table names it: ce, tce:1.5, ...")
-    parser.add_argument("--eta", type=float, metavar="ETA", **several)
-    parser.add_argument("--noise", metavar="KIND", **several)
-    parser.add_argument("--reading", default="selected",
-                        choices=READINGS)
+    parser.add_argument("--preset", choices=[*SEEDS, "custom"],
+                        help="scale (default of this and the rest: all)")
+    _which_options(parser)
+    parser.add_argument("--reading", default="selected", choices=READINGS,
+                        help="the epoch: chosen by a hold-out run, the last, "
+                        "or the best on the test set (default: selected)")
     form = parser.add_mutually_exclusive_group()
-    for name in ("csv", "markdown", "json"):
-        form.add_argument(f"--{name}", action="store_true")
+    for name, what in dict(csv="cells as CSV", markdown="tables in Markdown",
+                           json="cells as JSON").items():
+        form.add_argument(f"--{name}", action="store_true", help=what)
 
 # %% ../nbs/core/09_cli.ipynb #b84c1146
 def make_parser() -> argparse.ArgumentParser:
     "The options of the command"
     parser = _Parser(
         prog="tce", description="Experiments with the Tamed Cross Entropy "
-        "loss: run, sweep, see what is done and what came out.",
-        epilog="tce VERB --help has the options and examples of a verb.")
+        "loss.", epilog="tce VERB --help says more of a verb.")
+    parser.add_argument("--version", action="version",
+                        version=f"tce_nb {tce_nb.__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     def verb(name, about):
         added = verbs.add_parser(
@@ -239,7 +267,8 @@ def make_parser() -> argparse.ArgumentParser:
     _sweep_options(verb("sweep", "run the cells of a preset"))
     status = verb("status", "what is done, running, failed and left")
     _cell_options(status, required=False)
-    status.add_argument("--json", action="store_true")
+    status.add_argument("--json", action="store_true", help="print the state "
+                        "of every run as JSON")
     _results_options(verb("results", "tables of what came out"))
     return parser
 
@@ -291,13 +320,17 @@ def _plan(options: argparse.Namespace, scale: Optional[str] = None):
                 **_changes(options.set))
 
 # %% ../nbs/core/09_cli.ipynb #d69edb41
+_OWN_OPTION = dict(dataset="--dataset", loss="--loss", eta="--eta",
+                   alpha="--loss tce:ALPHA", noise="--noise", seed="--seeds")
+
 def _changes(words: list[str]) -> dict[str, Any]:
     "Fields and values from words such as `epochs=10`"
-    free = {f.name for f in fields(Config)} - {
-        "dataset", "loss", "alpha", "eta", "noise", "seed"}
+    free = {f.name for f in fields(Config)} - {*_OWN_OPTION}
     changes = {}
     for word in words:
         name, given, value = word.partition("=")
+        if name in _OWN_OPTION: raise ValueError(
+            f"--set: got {name}, which has an option: {_OWN_OPTION[name]}")
         if name not in free: raise ValueError(
             unknown("--set", name, sorted(free)))
         if not given: raise ValueError(
@@ -320,6 +353,7 @@ def _check_cluster(options: argparse.Namespace) -> None:
 def _work_off(jobs: list[Job], options, results: Path) -> int:
     "Run the jobs, or say what they would cost"
     if options.dry_run: return _dry_run(jobs, options, results)
+    _check_writable(results)
     pool = _pool(jobs, options, results)
     with _stop_on_signals(), _Screen(results, options.data) as screen:
         try:
@@ -336,6 +370,16 @@ def _work_off(jobs: list[Job], options, results: Path) -> int:
               + (f"\n  log: {log}" if log.exists() else ""), file=sys.stderr)
     for line in _other_epochs(states, results): print(line, file=sys.stderr)
     return 1 if failed else 0
+
+# %% ../nbs/core/09_cli.ipynb #5207a55e
+def _check_writable(results: Path) -> None:
+    "Refuse a folder of results in which nothing can be written"
+    try:
+        (results/"work").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=results/"work"): pass
+    except OSError as error: raise ValueError(
+        f"--results: got {str(results)!r}, expected a folder that can be "
+        f"written to ({error.strerror})") from None
 
 # %% ../nbs/core/09_cli.ipynb #5207955e
 def _json_state(state: State) -> dict[str, Any]:
@@ -429,7 +473,7 @@ def _dry_run(jobs: list[Job], options, results: Path) -> int:
         print(f"{state.state:9} {duration(3600 * each):>9}  {state.job.name}")
     several = "; runs that share a GPU slow each other down" \
         if (options.runs_per_gpu or 1) > 1 else ""
-    print(f"{len(states)} runs, {left} to do: about "
+    print(f"{len(states)} run{'s' * (len(states) > 1)}, {left} to do: about "
           f"{duration(3600 * sum(hours) / slots)} with {slots} at a time, "
           f"at {speed:.0f} images/s each as measured now on this machine"
           f"{several}")
@@ -587,7 +631,7 @@ def _print_status(scale: str, runs: list[tuple[str, str, str]],
     words = [word.replace("elsewhere", "running") for _, word, _ in runs]
     counts = ", ".join(f"{words.count(word)} {word}" for word in
                        ("done", "running", "failed", "waiting"))
-    print(f"{scale}: {len(runs)} runs: {counts}")
+    print(f"{scale}: {len(runs)} run{'s' * (len(runs) > 1)}: {counts}")
     for (name, _, reason), word in zip(runs, words):
         if word == "running":
             epoch, accuracy, left = _how_far(progress_of(name, results))
@@ -636,6 +680,9 @@ def _result(cell: pd.Series) -> str:
 def command_results(options: argparse.Namespace) -> int:
     "Print what came out"
     whole = frame = _read(options.results)
+    for eta in options.eta or ():
+        if not 0 <= eta <= 1: raise ValueError(
+            f"eta: got {eta}, expected a number from 0 to 1")
     if options.preset == "beyond":  # the size of `cpu`, other cells
         planned = {cell_of(job.config) for job in plan("beyond")}
         frame = frame[frame.cell.isin(planned)]
@@ -644,7 +691,7 @@ def command_results(options: argparse.Namespace) -> int:
     noises = [bare_noise(word) for word in options.noise or ()]
     for column, wanted, known in (
             ("dataset", options.dataset, SIZES), ("eta", options.eta, None),
-            ("method", losses, [*METHODS, *FIELD]),
+            ("method", losses, [*METHODS, *_OTHERS]),
             ("noise", noises, NOISES)):
         if known is not None: _check_known(whole, column, wanted, known)
         frame = _chosen(frame, column, wanted)

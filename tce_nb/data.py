@@ -22,8 +22,8 @@ from filelock import FileLock
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['ARRAYS', 'CLASSES', 'PAD', 'Dataset', 'DataError', 'load_digits', 'load_npz', 'import_torchvision', 'data_root',
-           'load', 'first_per_class', 'subset', 'hold_out', 'channel_stats', 'Images', 'epoch_batches']
+__all__ = ['ARRAYS', 'CLASSES', 'SIZES', 'PAD', 'Dataset', 'DataError', 'load_digits', 'load_npz', 'import_torchvision',
+           'data_root', 'load', 'first_per_class', 'subset', 'hold_out', 'channel_stats', 'Images', 'epoch_batches']
 
 # %% ../nbs/core/02_data.ipynb #cee25963
 @dataclass(frozen=True)
@@ -240,9 +240,13 @@ def _copy_verified(archive: Path, folder: Path) -> None:
                         "wrong); remove it and it will be fetched again")
     shutil.copy(archive, folder)
 
-# %% ../nbs/core/02_data.ipynb #c17f2edb
+# %% ../nbs/core/02_data.ipynb #c17f2ed0
 CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100, "svhn": 10}
+SIZES = {"mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
+         "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032),
+         "digits": (1437, 360)}  # training and test images
 
+# %% ../nbs/core/02_data.ipynb #c17f2edb
 def _load_torchvision(dataset: str, root: Path, download: bool) -> Dataset:
     "One of the paper's four from its original files"
     if not all((root/place).exists() for place in _PLACES[dataset]):
@@ -312,7 +316,7 @@ def first_per_class(
     short = [c for c, count in enumerate(counts.tolist()) if 0 < count < n]
     if n < 1 or short:
         have = f"class {short[0]} has {counts[short[0]]}" if short else "n < 1"
-        raise DataError(f"{argument}: got {n} per class, but {have}")
+        raise ValueError(f"{argument}: got {n} per class, but {have}")
     rank = torch.empty_like(labels)
     for c in range(len(counts)):
         rank[labels == c] = torch.arange(int(counts[c]))
@@ -340,13 +344,14 @@ def hold_out(
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:  # indices to train on, indices held out
     "Split `n` samples at random into training and hold-out"
-    if not (0 <= size < 1 or size % 1 == 0): raise DataError(
+    if not (0 <= size < 1 or size % 1 == 0): raise ValueError(
         f"hold_out: got {size}, expected a share below 1, or a whole number "
         "of images")
     count = round(size * n) if size < 1 else int(size)
     if not 0 <= count < n or size > 0 and count == 0:
-        raise DataError(f"hold_out: got {size}, which is {count} of {n} "
-                        "images; expected some to hold out and some to train")
+        raise ValueError(
+            f"hold_out: got {size}, which is {count} of {n} images; expected "
+            "some to hold out and some to train")
     order = torch.randperm(n, generator=generator)
     return order[count:].sort().values, order[:count].sort().values
 

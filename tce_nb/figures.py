@@ -991,7 +991,20 @@ def readme_table(
     if (table.n == 1).any(): notes = (
         "One seed shows what a run gave, not which loss is better; where "
         "all losses have several, the best mean is bold. " + notes)
-    return f"{lines}\n\n{textwrap.fill(notes)}"
+    usual = _default_in_words(table)
+    return f"{lines}\n\n{textwrap.fill(usual + notes)}"
+
+# %% ../nbs/core/07_figures.ipynb #8e02f6ba
+def _default_in_words(table: pd.DataFrame) -> str:
+    "Where the default exponent is above cross entropy, and where below"
+    usual = table[table.method == f"tce:{Config.alpha:g}"].dropna(
+        subset="gain")
+    above, below = ([TITLES[row.dataset] for row in usual.itertuples()
+                     if (row.gain > 0) == won] for won in (True, False))
+    if usual.empty: return ""
+    return (f"The default of α = {Config.alpha:g} is above CE on "
+            f"{', '.join(above) or 'none of them'} and below it on "
+            f"{', '.join(below) or 'none'}. ")
 
 # %% ../nbs/core/07_figures.ipynb #60c9d1ea
 def update_readme(

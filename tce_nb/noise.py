@@ -72,8 +72,10 @@ def _wrong_class(labels: Tensor, num_classes: int) -> str:
     if high == num_classes: return (
         " (do they count from 1?)" if low == 1 else
         f" (do they count from 1, or is num_classes {num_classes + 1}?)")
-    void = high if high > num_classes else low
-    return f" (to leave out void labels: keep = labels != {void})"
+    outside = labels[(labels < 0) | (labels >= num_classes)].unique()
+    if len(outside) > 1: return (
+        f"; {len(outside)} such values (is num_classes right?)")
+    return f" (to leave out void labels: keep = labels != {outside.item()})"
 
 def _is(kind: type, value) -> bool:
     "Whether `value` is a number of this kind; True and False are not"

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from .data import Images
+from .data import SIZES, Images
 from .losses import bare_loss, loss_file, tamed_weight
 from .noise import bare_noise, noise_file
 from .training import (
@@ -104,6 +104,19 @@ def _scale_of(config: Config) -> str:
     return next((scale for scale in PRESETS
                  if bare(preset(scale, **free)) == bare(config)), "custom")
 
+# %% ../nbs/core/05_records.ipynb #aff85039
+def _has_all(
+    config: Config,
+    data: dict[str, Any],  # of its record
+) -> bool:
+    "Whether a run that takes all images of a known set had them"
+    train, test = SIZES.get(config.dataset, (None, None))
+    had = data["trained_on"] + data["held_out"], data["tested_on"]
+    return all(size is None or part is not None or size == count
+               for size, part, count in zip(
+                   (train, test), (config.train_per_class,
+                                   config.test_per_class), had))
+
 # %% ../nbs/core/05_records.ipynb #ba31b508
 _SIZES = ("epochs", "train_per_class", "test_per_class")
 
@@ -134,7 +147,10 @@ def results_folder(
     "The folder of records, as an absolute path"
     folder = folder or os.environ.get("TCE_RESULTS") or \
         (project_folder() or Path.cwd())/"results"
-    return Path(folder).expanduser().absolute()
+    path = Path(folder).expanduser().absolute()
+    if path.exists() and not path.is_dir(): raise ValueError(
+        f"results: got {str(path)!r}, expected a folder")
+    return path
 
 # %% ../nbs/core/05_records.ipynb #4c1ead56
 class Files:
@@ -325,7 +341,9 @@ def _row(record: dict) -> dict[str, Any]:
     "A record as a row of a table"
     config, made = record_config(record), record["made_on"]
     row = dict(
-        name=record["name"], cell=record["cell"], scale=scale_of(config),
+        name=record["name"], cell=record["cell"],
+        scale=scale_of(config) if _has_all(config, record["data"])
+        else "custom",
         recipe=recipe_of(config), changes=changes_of(config),
         method=loss_name(config.loss, config.alpha), **asdict(config),
         **{"version": "", **record["data"]}, made_on=made["device"])

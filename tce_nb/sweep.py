@@ -18,7 +18,7 @@ import torch
 from filelock import Timeout
 
 import tce_nb
-from .data import CLASSES, data_root, load_npz
+from .data import CLASSES, SIZES, data_root, load_npz
 from .losses import LOSSES, get_loss, loss_file
 from .noise import noise_file
 from .records import (
@@ -29,7 +29,7 @@ from .training import (
     prepare, preset, train_epoch, write_whole)
 
 # %% auto #0
-__all__ = ['SIZES', 'METHODS', 'TAMED', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'SETTINGS', 'KEEP_MEMORY', 'STATES', 'unknown',
+__all__ = ['METHODS', 'TAMED', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'SETTINGS', 'KEEP_MEMORY', 'STATES', 'unknown',
            'check_dataset', 'parse_method', 'Job', 'hold_out_size', 'Block', 'grid', 'spelt_out', 'plan', 'template',
            'read_parameters', 'run_notebook', 'job_message', 'worker', 'Outcome', 'execute', 'Pool', 'LocalPool',
            'RayPool', 'State', 'look', 'look_by_name', 'Sweep', 'work_off', 'image_counts', 'cost', 'measure_speed',
@@ -43,13 +43,10 @@ def unknown(
 ) -> str:
     "A message that refuses a value and names the nearest known one"
     known = list(map(str, known))
-    near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(
+        str(value).lower(), known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{what}: got {value!r}, expected one of {', '.join(known)}{hint}"
-
-SIZES = {"mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
-         "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032),
-         "digits": (1437, 360)}  # training and test images
 
 def check_dataset(
     name: str,  # of a data set, or the path of a file
@@ -69,11 +66,11 @@ def parse_method(
     if loss_file(word):
         get_loss(word)  # refuses what cannot be built
         return dict(loss=str(word))
-    loss, _, alpha = str(word).partition(":")
-    if loss not in LOSSES or alpha and loss != "tce":
+    loss, colon, alpha = str(word).partition(":")
+    if loss not in LOSSES or colon and loss != "tce":
         raise ValueError(unknown("loss", word, dict.fromkeys(
             [*METHODS, *LOSSES, "FILE.py:NAME"])))
-    if not alpha: return dict(loss=loss)
+    if not colon: return dict(loss=loss)
     try: return dict(loss=loss, alpha=float(alpha))
     except ValueError: raise ValueError(
         f"loss: got {word!r}, expected a number after tce:") from None

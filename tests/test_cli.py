@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
+import tce_nb
 from conftest import BIN, SET, save_npz
 from tce_nb.cli import main
 from tce_nb.records import Files, record_run, run_name
@@ -62,7 +63,11 @@ class Unlucky:
     ("sweep --preset cpu --seeds 0", "seeds: got 0, expected an int >= 1"),
     ("sweep --preset cpu --set epoch=3", "--set: got 'epoch'.*did you mean epochs\\?"),
     ("sweep --preset cpu --set epochs", "--set: got 'epochs', expected epochs=VALUE"),
-    ("sweep --preset cpu --set noise=pair_flip", "--set: got 'noise', expected one of"),
+    ("sweep --preset cpu --set noise=pair_flip", "--set: got noise, which has an option: --noise"),
+    ("sweep --preset cpu --set seed=3", "--set: got seed, which has an option: --seeds"),
+    ("run --loss tce:", "loss: got 'tce:', expected a number after tce:"),
+    ("run --loss TCE", "loss: got 'TCE'.*did you mean tce\\?"),
+    ("results --eta -3", "eta: got -3.0, expected a number from 0 to 1"),
     ("sweep --preset cpu --set hold_out=0", "hold_out: got 0, expected images or a share"),
     ("run --noise pair_flip", "--noise: got pair_flip without noise; expected --eta above 0"),
     ("run --noise transition:T.npy --eta 1", "noise: got .*T.npy', which cannot be read"),
@@ -108,6 +113,28 @@ def test_a_mistake_is_one_line_and_code_2(arguments, message, capsys, tmp_path, 
 def test_a_wrong_option_is_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended: main(arguments.split())
     assert ended.value.code == 2 and "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ("run --ephochs 3", "tce run: error: got --ephochs 3, which is no option here; did you mean --epochs?\nTry 'tce run --help'."),
+    ("sweep --preset smoke --wrkers=2", "tce sweep: error: got --wrkers=2, which is no option here; did you mean --workers?"),
+    ("run --eta 40%", "argument --eta: got '40%', expected a finite number"),
+    ("run --lr inf", "argument --lr: got 'inf', expected a finite number"),
+    ("run --seed x", "argument --seed: got 'x', expected a whole number"),
+    ("run --limit 0", "argument --limit: got '0', expected a finite number above 0")])
+def test_a_wrong_option_is_told_what_is_allowed(arguments, message, capsys):
+    with pytest.raises(SystemExit): main(arguments.split())
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(capsys):
+    assert main(["run", "--results", "/proc/nowhere"]) == 2
+    assert "--results: got '/proc/nowhere', expected a folder that can be written to" in capsys.readouterr().err
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended: main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"tce_nb {tce_nb.__version__}\n"
 
 
 @pytest.mark.parametrize("option", ["--results", "--data"])
@@ -252,7 +279,7 @@ def test_one_run_and_again(tmp_path, capfd):
     assert again["history"]["test_accuracy"] == first["history"]["test_accuracy"]
     assert again["history"]["seconds"] != first["history"]["seconds"]
     assert main(["status", "--results", str(tmp_path)]) == 0
-    assert "other: 1 runs: 1 done, 0 running, 0 failed" in capfd.readouterr().out
+    assert "other: 1 run: 1 done, 0 running, 0 failed" in capfd.readouterr().out
 
 
 def test_a_cell_whose_runs_diverged_says_so(tmp_path, capsys):

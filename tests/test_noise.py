@@ -167,6 +167,7 @@ LABELS = torch.tensor([0, 1, 2])
     (dict(labels={0, 1}), TypeError, "labels: got set, expected a Tensor, a NumPy array or a list"),
     (dict(labels=np.array(["cat", "dog"])), TypeError, "labels: got <U3, expected numbers; of names: numpy.unique"),
     (dict(labels=torch.tensor([0, 1, 255])), ValueError, "labels: got class 255, expected 0 to 9 (to leave out void labels: keep = labels != 255)"),
+    (dict(labels=torch.tensor([0, 12, 14])), ValueError, "labels: got class 12, expected 0 to 9; 2 such values (is num_classes right?)"),
     (dict(labels=torch.tensor([1, 10])), ValueError, "labels: got class 10, expected 0 to 9 (do they count from 1?)"),
     (dict(labels=torch.eye(10).long()), ValueError, "labels: got one-hot rows, (10, 10), expected class indices: labels.argmax(1)"),
     (dict(labels=LABELS.byte(), num_classes=300), ValueError, "num_classes: got 300, more than"),
