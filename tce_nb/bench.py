@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.profiler import profile
 
-from .data import epoch_batches, import_torchvision, load
+from .data import Dataset, epoch_batches, import_torchvision, load
 from .losses import LOSSES, get_loss, tamed_cross_entropy
 from .records import project_folder
 from .resnet import ResNet
@@ -195,23 +195,35 @@ def our_loop(path: str, loss: str = "tce") -> Callable[[], object]:
     parts = prepare(config)
     return lambda: train_epoch(parts, config, 1)
 
-# %% ../nbs/core/11_bench.ipynb #984aa78e
-def plain_loader(path: str):
-    "The usual pipeline: each image transformed in a worker"
+# %% ../nbs/core/11_bench.ipynb #984aa78d
+def _usual_transform():
+    "Normalise, mirror and cut, as most people would write it"
     import_torchvision()
     from torchvision.transforms import v2
-    data, mean, std = load(path), [125.0] * 3, [64.0] * 3
-    transform = v2.Compose([
+    mean, std = [125.0] * 3, [64.0] * 3
+    return v2.Compose([
         v2.ToDtype(torch.float32), v2.Normalize(mean, std),
         v2.RandomHorizontalFlip(), v2.RandomCrop(32, padding=4)])
-    pairs = [(image, int(label)) for image, label
-             in zip(data.train_images, data.train_labels)]
-    class Transformed(torch.utils.data.Dataset):
-        def __len__(self): return len(pairs)
-        def __getitem__(self, i): return transform(pairs[i][0]), pairs[i][1]
+
+# %% ../nbs/core/11_bench.ipynb #984aa78e
+class _Transformed(torch.utils.data.Dataset):
+    "Images and labels, each transformed when it is asked for"
+    def __init__(self, data: Dataset) -> None:
+        self.pairs = [(image, int(label)) for image, label
+                      in zip(data.train_images, data.train_labels)]
+        self.transform: Any = None  # made in each worker
+
+    def __len__(self) -> int: return len(self.pairs)
+    def __getitem__(self, i: int):
+        self.transform = self.transform or _usual_transform()
+        image, label = self.pairs[i]
+        return self.transform(image), label
+
+def plain_loader(path: str):
+    "The usual pipeline: each image transformed in a worker"
     return torch.utils.data.DataLoader(
-        Transformed(), batch_size=128, shuffle=True, num_workers=2,
-        persistent_workers=True)
+        _Transformed(load(path)), batch_size=128, shuffle=True,
+        num_workers=2, persistent_workers=True)
 
 # %% ../nbs/core/11_bench.ipynb #15494765
 def plain_loop(path: str) -> Callable[[], object]:
@@ -413,10 +425,11 @@ def _import_times(rounds: int = 8) -> dict[str, list[float]]:
 # %% ../nbs/core/11_bench.ipynb #2e3a65d3
 def machine() -> Row:
     "What the numbers were measured on"
-    return dict(device=device_name(torch.device(DEVICE)),
-                cores=os.cpu_count(), threads=torch.get_num_threads(),
-                torch=torch.__version__, python=platform.python_version(),
-                commit=library_commit())
+    device, cpu = device_name(torch.device(DEVICE)), torch.device("cpu")
+    if DEVICE != "cpu": device += f" (the trainer on {device_name(cpu)})"
+    return dict(device=device, cores=os.cpu_count(),
+                threads=torch.get_num_threads(), torch=torch.__version__,
+                python=platform.python_version(), commit=library_commit())
 
 # %% ../nbs/core/11_bench.ipynb #11145cc7
 def missed(

@@ -341,13 +341,17 @@ def _changes(words: list[str]) -> dict[str, Any]:
 
 # %% ../nbs/core/09_cli.ipynb #de912dda
 def _check_cluster(options: argparse.Namespace) -> None:
-    "Refuse options that would have no effect"
+    "Refuse options that would have no effect, or do harm"
     cluster = ("cpus_per_run", "gpus_per_run", "checkpoints")
     machine = ("workers", "threads", "runs_per_gpu")
     for name in machine if options.ray else cluster:
         if getattr(options, name) is not None: raise ValueError(
             f"--{name.replace('_', '-')}: has no effect "
             f"{'with' if options.ray else 'without'} --ray")
+    device = _changes(options.set).get("device", "")
+    if options.ray and ":" in str(device): raise ValueError(
+        f"--set: got device={device} with --ray, which gives each run its "
+        "GPU; expected device=auto, cpu or cuda")
 
 # %% ../nbs/core/09_cli.ipynb #5207955f
 def _work_off(jobs: list[Job], options, results: Path) -> int:

@@ -230,8 +230,9 @@ def examine(
     "What the network of the last epoch says of every image"
     if run.diverged or run.net is None or run.task is None: return None
     task, net, device = run.task, run.net, pick_device(run.config.device)
-    def logits(images): return own_logits(run.criterion, predict(net, Images(
-        images, task.mean, task.std, device))).cpu()
+    def logits(images):
+        with run.autocast: return own_logits(run.criterion, predict(
+            net, Images(images, task.mean, task.std, device))).cpu()
     test, labels = logits(task.data.test_images), task.data.test_labels
     q = test.softmax(1)
     confidence, predicted = q.max(1)

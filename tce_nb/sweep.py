@@ -5,9 +5,9 @@
 # %% ../nbs/core/06_sweep.ipynb #a63bce11
 from __future__ import annotations
 
-import ast, concurrent.futures, contextlib, difflib, functools, json, logging
-import os, re, signal, socket, subprocess, sys, tempfile, threading, time
-import traceback, warnings
+import ast, concurrent.futures, contextlib, difflib, functools, getpass, json
+import logging, os, re, signal, socket, subprocess, sys, tempfile, threading
+import time, traceback, warnings
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -360,7 +360,8 @@ def worker() -> None:
     "The life of a run's own process: one job from standard input"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     job = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
-    threading.Thread(target=_end_with_driver, daemon=True).start()
+    threading.Thread(target=_end_with_driver, args=[_take_pipe()],
+                     daemon=True).start()
     name, folder = job["name"], job["parameters"]["results"]
     files = Files(name, folder)
     try:
@@ -373,9 +374,17 @@ def worker() -> None:
         _write_failure(files, *_reason(error))
         sys.exit(1)
 
-def _end_with_driver() -> None:
-    "End this process when its standard input is closed"
-    while os.read(0, 1): pass  # not sys.stdin, which may be locked at exit
+# %% ../nbs/core/06_sweep.ipynb #4f5ae1ad
+def _take_pipe() -> int:
+    "The pipe of standard input, which is empty for everybody else"
+    pipe, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # on Windows a read that waits would block others
+    os.close(nothing)
+    return pipe
+
+def _end_with_driver(pipe: int) -> None:
+    "End this process when the other end of the pipe is closed"
+    while os.read(pipe, 1): pass  # not a file, which may be locked at exit
     os._exit(3)
 
 # %% ../nbs/core/06_sweep.ipynb #4f5ae1af
@@ -473,7 +482,7 @@ def _wait(process: Any, message: dict, limit: float) -> tuple[int, bool]:
     late = threading.Timer(min(limit, threading.TIMEOUT_MAX), process.kill)
     late.start()
     try:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):  # it has ended
             os.write(process.stdin.fileno(),
                      (json.dumps(message) + "\n").encode())
         code = process.wait()
@@ -582,7 +591,17 @@ def _device(slot: int, gpus: int) -> dict[str, str]:
     "The variable that gives a slot its GPU, or hides them all"
     own = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = own.split(",") if own else [str(i) for i in range(gpus)]
+    if gpus > len(names): raise ValueError(
+        f"gpus: got {gpus}, expected at most the {len(names)} that "
+        f"CUDA_VISIBLE_DEVICES names: {own}")
     return {"CUDA_VISIBLE_DEVICES": names[slot % gpus] if gpus else ""}
+
+# %% ../nbs/core/06_sweep.ipynb #eba6e86b
+def _on_gpu(message: dict) -> dict:
+    "A job that fails where no GPU is found; its run is the same one"
+    parameters = message["parameters"]
+    if parameters["device"] != "auto": return message
+    return {**message, "parameters": {**parameters, "device": "cuda"}}
 
 # %% ../nbs/core/06_sweep.ipynb #eba6e86c
 def _run_here(pool: LocalPool, message: dict) -> Outcome:
@@ -592,13 +611,15 @@ def _run_here(pool: LocalPool, message: dict) -> Outcome:
             pool.processes[message["name"]] = process
             if pool.closed: process.kill()
     environment = pool.free.pop()
+    gpu = environment["CUDA_VISIBLE_DEVICES"]
+    if gpu: message = _on_gpu(message)
     own = ":" in message["parameters"]["device"]  # it names its GPU itself
     set_here = {name: value for name, value in environment.items()
                 if not (own and name == "CUDA_VISIBLE_DEVICES")}
     lost = False
     try:
         outcome = execute(message, pool.limit, set_here, started)
-        lost = _is_lost(pool, outcome)
+        lost = bool(gpu) and _is_lost(pool, outcome)
         return replace(outcome, lost=True, reason=(
             f"{outcome.reason}; its slot is not used again")) \
             if lost else outcome
@@ -607,14 +628,18 @@ def _run_here(pool: LocalPool, message: dict) -> Outcome:
         with pool.lock: pool.processes.pop(message["name"], None)
 
 # %% ../nbs/core/06_sweep.ipynb #eba6e86d
+_BROKEN = re.compile(  # what a GPU's failure is told by
+    r"NoGPU|OutOfMemoryError|AcceleratorError|CUDA (driver )?error|"
+    r"CUDA out of memory|cuDNN error|unable to find an engine|"
+    r"No CUDA GPUs|cudaGetDeviceCount|Triton Error \[CUDA\]")
+
 def _is_lost(pool: LocalPool, outcome: Outcome) -> bool:
     "Whether a slot is given up: its GPU failed, and it is not the last"
-    broken = outcome.state == "failed" and re.match(
-        r"OutOfMemoryError|AcceleratorError|\w+: CUDA (error|out of memory)",
-        outcome.reason)
+    broken = outcome.state == "failed" and _BROKEN.search(outcome.reason)
+    if not broken: return False
     with pool.lock:
-        if not broken or pool.slots == 1 or outcome.name in pool.blamed:
-            return False
+        blamed = outcome.name in pool.blamed and broken[0] != "NoGPU"
+        if blamed or pool.slots == 1: return False
         pool.blamed.add(outcome.name)
         pool.slots -= 1
         return True
@@ -641,7 +666,7 @@ class RayPool(Pool):
     ) -> None:
         self.ray, self.results, self.data = _connect(address), results, data
         self.start = _starter(self.ray, cpus, gpus, limit, checkpoints)
-        self.slots = 200  # Ray keeps them waiting until there is room
+        self.slots = 1000  # Ray keeps them waiting until there is room
         self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
 
     def _run(self, message: dict) -> Outcome: return _run_there(self, message)
@@ -658,8 +683,8 @@ def _connect(address: str):
         'ray: not installed; pip install "tce_nb[ray]"') from None
     try:
         _reach(address)
-        ray.init(None if address == "local" else address,
-                 log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address, log_to_driver=False,
+                 logging_level=logging.ERROR)
     except (OSError, ValueError) as error: raise ValueError(
         f"ray: no cluster at {address!r} ({error}); if it asks for a token, "
         "set RAY_AUTH_MODE=token") from None
@@ -678,7 +703,9 @@ def _starter(ray, cpus: float, gpus: float, limit: float, checkpoints):
     if not gpus: threads["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides none
     folder = str(Path(checkpoints).absolute()) if checkpoints else None
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=8)(_ray_task)
-    return lambda message: task.remote(message, limit, threads, folder)
+    def start(message): return task.remote(
+        _on_gpu(message) if gpus else message, limit, threads, folder)
+    return start
 
 # %% ../nbs/core/06_sweep.ipynb #324c4db9
 def _clash(content: Optional[bytes], results: Path) -> str:
@@ -701,18 +728,26 @@ def _run_there(pool: RayPool, message: dict) -> Outcome:
         write_whole(pool.results/"records"/name, content)
     return outcome
 
+# %% ../nbs/core/06_sweep.ipynb #bb367f82
+def _own_folder() -> Path:
+    "Where a node keeps the runs of this user"
+    try: user = getpass.getuser()
+    except (ImportError, KeyError, OSError): user = str(os.getuid())
+    return Path(tempfile.gettempdir())/f"tce_nb-ray-{user}"
+
 # %% ../nbs/core/06_sweep.ipynb #bb367f83
 def _ray_task(message: dict, limit: float, environment: dict,
               folder: Optional[str]) -> tuple[Outcome, dict[str, bytes]]:
     "Run a job on a node; its files come back with the outcome"
-    folder = folder or str(Path(tempfile.gettempdir())/"tce_nb-ray")
+    folder = folder or str(_own_folder())
     message["parameters"]["results"] = folder
     files, end = Files(message["name"], folder), time.monotonic() + limit
     outcome = Outcome(message["name"], "elsewhere")
     while outcome.state == "elsewhere" and time.monotonic() < end:
         outcome = execute(message, limit, environment)  # an old task may
         if outcome.state == "elsewhere": time.sleep(1)  # hold the lock yet
-    if outcome.state != "done": return outcome, {}
+    if outcome.state != "done": return replace(
+        outcome, reason=f"{outcome.reason} (on {socket.gethostname()})"), {}
     paths = [files.notebook, files.record]  # the record last, as always
     content = {path.name: path.read_bytes() for path in paths
                if path.exists()}
@@ -764,6 +799,7 @@ class Sweep:
         self.pool, self.results, self.tell = pool, results, tell
         self.states = {job.name: _fresh(look(job, results)) for job in jobs}
         self.running: dict[concurrent.futures.Future, State] = {}
+        self.looked = 0.0  # when, at the runs of other drivers
 
     def set(self, state: State, word: str, reason: str = "") -> None:
         "Change a job's state and tell"
@@ -841,7 +877,9 @@ def _settle(sweep: Sweep, state: State, outcome: Outcome) -> None:
         sweep.set(state, "failed", outcome.reason)
 
 def _look_elsewhere(sweep: Sweep) -> None:
-    "See what became of the runs that other drivers have in hand"
+    "See, every three seconds, what became of other drivers' runs"
+    if time.monotonic() < sweep.looked + 3: return
+    sweep.looked = time.monotonic()
     for state in sweep.states.values():
         if state.state == "elsewhere":
             now = look(state.job, sweep.results).state
@@ -909,9 +947,8 @@ def _images_per_second(config: Config, seconds: float) -> float:
     train_epoch(parts, config, 1)  # warm up
     begin = now = time.perf_counter()
     while now - begin < seconds:
-        train_epoch(parts, config, 1)
+        train_epoch(parts, config, 1)  # ends when the device has
         images += len(parts.train)
-        if parts.labels.is_cuda: torch.cuda.synchronize()
         now = time.perf_counter()
     return images / (now - begin)
 

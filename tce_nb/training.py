@@ -31,9 +31,9 @@ from .resnet import ResNet
 # %% auto #0
 __all__ = ['PRECISIONS', 'PRESETS', 'CPU_SIZES', 'LOOK_ALIKES', 'Config', 'field_types', 'preset', 'drops', 'learning_rate',
            'identity', 'stream', 'Task', 'make_task', 'knows_look_alikes', 'check_look_alikes', 'calibration_error',
-           'predict', 'own_logits', 'evaluate', 'pick_device', 'Parts', 'prepare', 'train_epoch', 'CheckpointError',
-           'DamagedCheckpoint', 'write_whole', 'save_checkpoint', 'load_checkpoint', 'library_commit', 'device_name',
-           'surroundings', 'Run', 'run_epoch', 'train', 'describe', 'report']
+           'predict', 'own_logits', 'evaluate', 'NoGPU', 'pick_device', 'Parts', 'prepare', 'train_epoch',
+           'write_whole', 'CheckpointError', 'DamagedCheckpoint', 'save_checkpoint', 'load_checkpoint',
+           'library_commit', 'device_name', 'surroundings', 'Run', 'run_epoch', 'train', 'describe', 'report']
 
 # %% ../nbs/core/04_training.ipynb #c3a9f1c4
 @dataclass(frozen=True)
@@ -368,13 +368,16 @@ def evaluate(
                 ece=calibration_error(confidence, correct).item())
 
 # %% ../nbs/core/04_training.ipynb #1b290409
+class NoGPU(ValueError):
+    "A run asks for a GPU, and PyTorch finds none"
+
 def pick_device(name: str) -> torch.device:
     "The device of this name; `auto` is the GPU where there is one"
     if name == "auto": name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: got {name!r}, but PyTorch finds no GPU; "
-                         "expected cpu or auto")
+        raise NoGPU(f"device: got {name!r}, but PyTorch finds no GPU; "
+                    "expected cpu or auto")
     if device.type == "cuda" and (device.index or 0) >= \
             torch.cuda.device_count():
         raise ValueError(f"device: got {name!r}, but PyTorch finds "
@@ -390,14 +393,23 @@ def _precision(config: Config, device: torch.device):
                          "expected float32, bfloat16 or float16")
     torch.backends.cudnn.deterministic = True  # the same again, bit for bit
     torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
+    _allow_tf32(config.precision == "tf32")
     half = config.precision in ("bfloat16", "float16")
     autocast = torch.autocast(device.type, getattr(torch, config.precision)) \
         if half else contextlib.nullcontext()
     scaler = torch.amp.GradScaler(
         device.type, enabled=config.precision == "float16")
     return scaler, autocast
+
+# %% ../nbs/core/04_training.ipynb #5e96dbc6
+def _allow_tf32(allowed: bool) -> None:
+    "Whether a GPU may round 32 bits; by the old flags and the newer settings"
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn.allow_tf32 = matmul.allow_tf32 = allowed  # torch.compile reads them
+    if not hasattr(cudnn, "conv"): return  # PyTorch before 2.9
+    for part in (cudnn.conv, cudnn.rnn, matmul):  # a user's choice would win
+        part.fp32_precision = "tf32" if allowed else "ieee"
 
 # %% ../nbs/core/04_training.ipynb #6ae385c2
 @dataclass
@@ -527,12 +539,6 @@ def _rates(tally: Tensor, n: int, wrong: int) -> dict[str, Any]:
                 corrected=rate(corrected, wrong))
 
 # %% ../nbs/core/04_training.ipynb #e3c0b0e9
-class CheckpointError(RuntimeError):
-    "A checkpoint that cannot be resumed from, and what to do about it"
-
-class DamagedCheckpoint(CheckpointError):
-    "A checkpoint that is not whole"
-
 def write_whole(path: Path, content: bytes) -> None:
     "Write a file, whole or not at all"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -542,8 +548,22 @@ def write_whole(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        _replace(part, path)
     finally: part.unlink(missing_ok=True)
+
+def _replace(part: Path, path: Path) -> None:
+    "Move a file over another; Windows refuses as long as that one is read"
+    for _ in range(10):
+        try: return os.replace(part, path)
+        except PermissionError: time.sleep(0.02)
+    os.replace(part, path)
+
+# %% ../nbs/core/04_training.ipynb #e3c0b0ea
+class CheckpointError(RuntimeError):
+    "A checkpoint that cannot be resumed from, and what to do about it"
+
+class DamagedCheckpoint(CheckpointError):
+    "A checkpoint that is not whole"
 
 def save_checkpoint(path: Path, state: dict) -> None:
     "Write a checkpoint and its checksum"
@@ -581,7 +601,8 @@ def library_commit() -> Optional[str]:
     root = Path(tce_nb.__file__).parents[1]
     if not (root/".git").exists(): return None
     def git(*args): return subprocess.run(
-        ["git", "-C", str(root), *args], capture_output=True, text=True)
+        ["git", "-C", str(root), *args], capture_output=True, text=True,
+        stdin=subprocess.DEVNULL)  # not a worker's pipe
     try: commit, changes = (git("rev-parse", "--short=12", "HEAD"), git(
         "status", "--porcelain", "--", "tce_nb", "nbs/experiments"))
     except OSError: return None  # no git here
@@ -599,15 +620,22 @@ def device_name(
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
     return found[1] if found else platform.machine()
 
+# %% ../nbs/core/04_training.ipynb #a98627a2
 def surroundings(
     device: torch.device,
 ) -> dict[str, Any]:
     "Versions and hardware"
-    return dict(device=device.type, hardware=device_name(device),
+    versions = dict(
+        tce_nb=tce_nb.__version__, torch=str(torch.__version__),
+        numpy=np.__version__, python=platform.python_version())
+    here = dict(device=device.type, hardware=device_name(device),
                 threads=torch.get_num_threads(), cores=os.cpu_count(),
-                commit=library_commit(), versions=dict(
-                    tce_nb=tce_nb.__version__, torch=str(torch.__version__),
-                    numpy=np.__version__, python=platform.python_version()))
+                cpu_capability=torch.backends.cpu.get_cpu_capability(),
+                commit=library_commit(), versions=versions)
+    if device.type == "cuda":  # its host draws the initial weights
+        here["cpu"] = device_name(torch.device("cpu"))
+        versions["cudnn"] = str(torch.backends.cudnn.version())
+    return here
 
 # %% ../nbs/core/04_training.ipynb #85f551eb
 @dataclass
@@ -623,6 +651,7 @@ class Run:
     task: Optional[Task] = None
     identity: Optional[dict[str, Any]] = None  # as its files were at first
     made_on: list[dict[str, Any]] = field(default_factory=list)  # in turn
+    autocast: Any = field(default_factory=contextlib.nullcontext)  # precision
 
     @property
     def finished(self) -> bool:
@@ -664,7 +693,7 @@ def train(
     parts = prepare(config)
     run = Run(config, [], parts.task.noisy.wrong_rate, net=parts.net,
               criterion=parts.criterion, task=parts.task,
-              identity=parts.identity,
+              identity=parts.identity, autocast=parts.autocast,
               made_on=[surroundings(parts.labels.device)])
     tell = report if progress is True else progress  # after each epoch
     path = None if checkpoint is None else Path(checkpoint)

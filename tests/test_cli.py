@@ -77,6 +77,7 @@ class Unlucky:
     ("sweep --preset smoke --ray nowhere:1", "ray: no cluster at 'nowhere:1'"),
     ("sweep --preset smoke --gpus-per-run 1", "--gpus-per-run: has no effect without --ray"),
     ("sweep --preset smoke --ray auto --workers 2", "--workers: has no effect with --ray"),
+    ("sweep --preset smoke --ray auto --set device=cuda:1", "--set: got device=cuda:1 with --ray.*expected device=auto"),
     ("run --dataset cifar", "dataset: got 'cifar'.*did you mean cifar10"),
     ("run --hold-out -1", "hold_out: got -1.0, expected a share below 1"),
     ("sweep --preset digits --noise class_dependent", "noise: got class_dependent with digits, expected cifar10 or"),

@@ -6,10 +6,12 @@ import random
 import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -20,7 +22,8 @@ from filelock import FileLock, Timeout
 from conftest import BIN, JOBS, SET, SWEEP, essence, finish, run_undisturbed, save_npz, tce
 from tce_nb.records import Files, lock_of, recorded, run_name
 from tce_nb.sweep import (
-    Job, LocalPool, Outcome, Sweep, _clash, execute, image_counts, job_message, look, plan, template, work_off)
+    Job, LocalPool, Outcome, State, Sweep, _clash, _connect, _is_lost, _on_gpu, _own_folder, _starter, _wait, execute,
+    image_counts, job_message, look, plan, template, work_off)
 from tce_nb.training import Config, preset
 
 
@@ -274,25 +277,131 @@ def test_a_run_stays_out_of_the_users_history(tmp_path):
     assert outcome.state == "done" and not list(tmp_path.rglob("history*"))
 
 
-def test_a_slot_without_a_working_gpu_is_given_up(tmp_path, monkeypatch):
+FULL = "OutOfMemoryError: CUDA out of memory"
+DEAD = "NoGPU: device: got 'cuda', but PyTorch finds no GPU; expected cpu or auto"
+
+
+@pytest.mark.parametrize("reason, each, left", [(FULL, 1, 1), (DEAD, 1, 1), (DEAD, 2, 2)])
+def test_a_slot_without_a_working_gpu_is_given_up(tmp_path, monkeypatch, reason, each, left):
     "The run is tried elsewhere, and the plan is not failed run by run"
     from tce_nb import sweep
     def execute_there(message, limit, environment, started):
-        full = environment["CUDA_VISIBLE_DEVICES"] == "1"
-        if not full: run_made_up(message, tmp_path)
-        return Outcome(message["name"], *("failed", "OutOfMemoryError: CUDA out of memory") if full else ("done",))
-    def run_made_up(message, results):
-        path = Files(message["name"], results).record
+        assert message["parameters"]["device"] == "cuda", "never the CPU instead"
+        if environment["CUDA_VISIBLE_DEVICES"] == "1": return Outcome(message["name"], "failed", reason)
+        time.sleep(0.2)  # the one that does not work is free sooner
+        path = Files(message["name"], tmp_path).record
         path.parent.mkdir(exist_ok=True)
         path.write_text("a record")
+        return Outcome(message["name"], "done")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(sweep, "execute", execute_there)
     monkeypatch.setattr(sweep, "recorded", lambda name, folder: Files(name, folder).record.exists())
     monkeypatch.setattr(sweep, "selected_by", lambda name, folder: 1)
-    pool, told = LocalPool(tmp_path, gpus=2), []
-    ended = work_off(Sweep(JOBS, pool, tmp_path, lambda _, state: told.append(state and state.reason)), 0.01)
+    pool, told = LocalPool(tmp_path, gpus=2, runs_per_gpu=each), []
+    jobs = plan("smoke", seeds=3)
+    ended = work_off(Sweep(jobs, pool, tmp_path, lambda _, state: told.append(state and state.reason)), 0.01)
     pool.close()
-    assert {state.state for state in ended} == {"done"} and pool.slots == 1 == len(pool.free)
-    assert any("its slot is not used again; to be tried again" in reason for reason in told if reason)
+    assert {state.state for state in ended} == {"done"} and pool.slots == left == len(pool.free)
+    assert any("its slot is not used again; to be tried again" in said for said in told if said)
+
+
+def test_a_worker_says_that_its_gpu_is_gone(tmp_path):
+    job = plan("smoke", seeds=1)[0]
+    outcome = execute(_on_gpu(job_message(job, tmp_path, None)), 60, {"CUDA_VISIBLE_DEVICES": "99"})
+    assert (outcome.reason, outcome.final) == (DEAD, False) and job.config.device == "auto"
+
+
+def test_a_slot_on_the_cpu_is_not_given_up(tmp_path, monkeypatch):
+    "Where there are no GPUs, the fault is with the run that asks for one"
+    from tce_nb import sweep
+    monkeypatch.setattr(sweep, "execute", lambda message, *_: Outcome(message["name"], "failed", DEAD))
+    pool = LocalPool(tmp_path, workers=2, gpus=0)
+    assert not pool.submit(JOBS[0], None).result().lost and pool.slots == 2 == len(pool.free)
+    pool.close()
+
+
+@pytest.mark.parametrize("reason", [
+    FULL, DEAD, "AcceleratorError: CUDA error: out of memory",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "RuntimeError: CUDA driver error: unknown error",
+    "RuntimeError: GET was unable to find an engine to execute this computation",
+    "RuntimeError: No CUDA GPUs are available", "RuntimeError: Unexpected error from cudaGetDeviceCount().",
+    "RuntimeError: Triton Error [CUDA]: out of memory", "InductorError: OutOfMemoryError: CUDA out of memory",
+    "its process ended by signal 6, without a record; its last words: CUDA error: unspecified launch failure"])
+def test_failures_of_a_gpu_are_known(tmp_path, reason):
+    pool = LocalPool(tmp_path, workers=2, gpus=0)
+    assert _is_lost(pool, Outcome("a run", "failed", reason)) and pool.slots == 1
+
+
+@pytest.mark.parametrize("reason", [
+    "ValueError: loss: got 'cuda'", "CheckpointError: x.pt: was written with other device",
+    "MemoryError: ", "its process ended by signal 9, without a record"])
+def test_other_failures_cost_no_slot(tmp_path, reason):
+    pool = LocalPool(tmp_path, workers=2, gpus=0)
+    assert not _is_lost(pool, Outcome("a run", "failed", reason)) and pool.slots == 2
+
+
+def test_more_gpus_than_there_are_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(ValueError, match="gpus: got 2, expected at most the 1 that CUDA_VISIBLE_DEVICES names: 3"):
+        LocalPool(tmp_path, gpus=2)
+
+
+def test_standard_input_is_empty_for_all_but_the_watchdog():
+    "On Windows a thread that reads it blocks imports and other processes"
+    code = ("import os, subprocess, sys; from tce_nb.sweep import _end_with_driver, _take_pipe; pipe = _take_pipe()\n"
+            "assert os.read(0, 1) == b''; assert subprocess.check_output('cat') == b''\n"
+            "print('ready', flush=True); _end_with_driver(pipe)")
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n" and process.poll() is None
+        process.stdin.close()
+        assert process.wait(20) == 3
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "gone"), OSError(22, "Invalid argument")], ids=str)
+def test_a_process_that_has_ended_already_is_no_error(monkeypatch, error):
+    def write(*_): raise error
+    process = subprocess.Popen(["sh", "-c", "exit 7"], stdin=subprocess.PIPE)
+    monkeypatch.setattr(os, "write", write)
+    assert _wait(process, {}, 10) == (7, False)
+
+
+def test_others_are_looked_at_every_few_seconds(tmp_path, monkeypatch):
+    from tce_nb import sweep
+    sweeping = Sweep(JOBS[:1], None, tmp_path, lambda *_: None)
+    sweeping.states[JOBS[0].name].state, looks = "elsewhere", []
+    monkeypatch.setattr(sweep, "look", lambda job, results: (looks.append(job), State(job, "elsewhere"))[1])
+    for _ in range(5): sweep._look_elsewhere(sweeping)
+    assert len(looks) == 1
+    sweeping.looked -= 3
+    sweep._look_elsewhere(sweeping)
+    assert len(looks) == 2
+
+
+def test_a_local_cluster_is_one_of_its_own(monkeypatch):
+    "Not one that happens to run on this machine"
+    asked = []
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda address, **_: asked.append(address)))
+    for address in ("local", "auto"): _connect(address)
+    assert asked == ["local", "auto"]
+
+
+def test_a_task_with_a_gpu_never_takes_the_cpu():
+    sent, message = [], job_message(plan("smoke", seeds=1)[0], "results", None)
+    ray = SimpleNamespace(remote=lambda **_: lambda task: SimpleNamespace(remote=lambda given, *_: sent.append(given)))
+    for gpus in (0, 0.25): _starter(ray, 1, gpus, 60, None)(message)
+    assert [given["parameters"]["device"] for given in sent] == ["auto", "cuda"]
+    assert {given["name"] for given in sent} == {message["name"]}
+
+
+def test_users_of_a_node_do_not_meet(monkeypatch):
+    import getpass
+    monkeypatch.setattr(getpass, "getuser", lambda: "ada")
+    assert _own_folder().name == "tce_nb-ray-ada"
+    def nobody(): raise KeyError("uid not found")  # as in a container
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    assert _own_folder().name == f"tce_nb-ray-{os.getuid()}"
 
 
 def test_a_run_that_no_gpu_takes_costs_one_slot(tmp_path, monkeypatch):
@@ -317,6 +426,7 @@ def test_every_gpu_has_its_slot(tmp_path, monkeypatch, visible, found, usable, g
 
 def test_a_driver_that_is_too_old_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.warns(UserWarning, match="PyTorch cannot use the 1 GPU.s. of this machine"): pool = LocalPool(tmp_path)
     assert pool.slots == len(os.sched_getaffinity(0))
 

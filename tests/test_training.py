@@ -14,12 +14,12 @@ import torch
 from conftest import save_npz
 
 from tce_nb import LOSSES, NOISES, training, transition_matrix
-from tce_nb.data import first_per_class, load
+from tce_nb.data import Images, first_per_class, load
 from tce_nb.resnet import ResNet
 from tce_nb.training import (
-    CheckpointError, Config, Run, calibration_error, check_look_alikes, drops, evaluate, identity,
-    load_checkpoint, make_task, pick_device, predict, prepare, preset, report,
-    save_checkpoint, stream, train)
+    CheckpointError, Config, NoGPU, Run, _allow_tf32, _precision, calibration_error, check_look_alikes, device_name,
+    drops, evaluate, identity, load_checkpoint, make_task, pick_device, predict, prepare, preset, report,
+    save_checkpoint, stream, surroundings, train, write_whole)
 
 TINY = Config(train_per_class=8, test_per_class=4, batch_size=16, depth=8,
               epochs=5, eta=0.4, hold_out=0.1, device="cpu")
@@ -459,8 +459,68 @@ def test_presets():
 
 def test_a_gpu_that_is_not_there():
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="device: got 'cuda', but PyTorch finds no GPU"): pick_device("cuda")
+        with pytest.raises(NoGPU, match="device: got 'cuda', but PyTorch finds no GPU"): pick_device("cuda")
     assert pick_device("auto").type in ("cpu", "cuda") and pick_device("cpu").type == "cpu"
+
+
+def test_a_file_that_is_being_read_is_replaced_a_moment_later(tmp_path, monkeypatch):
+    "On Windows: PermissionError until the reader has closed it"
+    tries, replace_file = [], os.replace
+    def busy(part, path):
+        tries.append(path)
+        if len(tries) < patience: raise PermissionError(13, "Access is denied")
+        replace_file(part, path)
+    monkeypatch.setattr(os, "replace", busy)
+    patience = 5
+    write_whole(tmp_path/"file", b"new")
+    assert (tmp_path/"file").read_bytes() == b"new" and len(tries) == 5
+    patience = math.inf
+    with pytest.raises(PermissionError): write_whole(tmp_path/"file", b"newer")
+    assert (tmp_path/"file").read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
+
+
+@pytest.fixture
+def rounding():
+    "The settings of TF32 that this PyTorch has beside its old flags; all are left as they were"
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    parts = [cudnn.conv, cudnn.rnn, matmul] if hasattr(cudnn, "conv") else []
+    flags, settings = (cudnn.allow_tf32, matmul.allow_tf32), [part.fp32_precision for part in parts]
+    yield parts
+    if parts: torch.backends.fp32_precision = "none"
+    cudnn.allow_tf32, matmul.allow_tf32 = flags
+    for part, setting in zip(parts, settings): part.fp32_precision = setting
+    assert (cudnn.allow_tf32, matmul.allow_tf32) == flags
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_32_bits_are_not_rounded_whatever_was_set_before(rounding, allowed):
+    if rounding: torch.backends.fp32_precision = "tf32"  # as a user may
+    _allow_tf32(allowed)
+    assert torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == allowed
+    assert all(part.fp32_precision == ("tf32" if allowed else "ieee") for part in rounding)
+    _precision(TINY, torch.device("cpu"))  # 32 bits
+    assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+    assert {part.fp32_precision for part in rounding} <= {"ieee"}
+
+
+def test_a_run_on_a_gpu_names_its_host_too(monkeypatch):
+    assert "cpu" not in surroundings(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92000)
+    made_on = surroundings(torch.device("cuda"))
+    assert made_on["hardware"] == "a GPU" and made_on["cpu"] == device_name(torch.device("cpu"))
+    assert made_on["versions"]["cudnn"] == "92000" and made_on["cpu_capability"]
+
+
+def test_a_network_is_examined_in_the_precision_of_its_run(undisturbed):
+    from tce_nb.records import examine
+    run = train(replace(TINY, precision="bfloat16", epochs=2))
+    images = Images(run.task.data.test_images, run.task.mean, run.task.std)
+    with run.autocast: half = predict(run.net, images)
+    whole, true = predict(run.net, images), torch.nn.functional.one_hot(run.task.data.test_labels, 10)
+    briers = [(logits.softmax(1) - true).square().sum(1).double().mean().item() for logits in (half, whole)]
+    assert examine(run)["brier"] == briers[0] != briers[1]
+    with undisturbed.autocast: assert not torch.is_autocast_enabled("cpu")
 
 
 def test_weight_decay_reaches_every_parameter():
@@ -505,7 +565,8 @@ def test_every_noise_by_its_name_alone(noise):
 
 
 def test_forward_correction_is_told_the_noise():
-    config = preset("smoke", loss="forward", noise="pair_flip", eta=0.4, train_per_class=10, test_per_class=2)
+    config = preset("smoke", loss="forward", noise="pair_flip", eta=0.4, train_per_class=10, test_per_class=2,
+                    device="cpu")
     parts = prepare(config)
     assert torch.allclose(parts.criterion.transition.double(), transition_matrix(parts.task.noisy, 10))
 
