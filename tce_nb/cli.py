@@ -35,7 +35,8 @@ try:
         check_dataset, cost, hold_out_size, look, look_by_name,
         measure_speed, parse_method, plan, progress_of, spelt_out, template,
         unknown, work_off)
-    from tce_nb.training import PRESETS, Config, field_types, preset
+    from tce_nb.training import (
+        PRESETS, Config, field_types, pick_device, preset)
 except ImportError as missing: raise SystemExit(
     f"tce: error: {missing}; the experiments need more than the loss: "
     'pip install "tce_nb[experiments]"') from None
@@ -199,8 +200,8 @@ def _which_options(parser) -> None:
                         help=f"of {', '.join(METHODS)}; tce: all "
                         f"exponents; of {', '.join(_OTHERS)}; or "
                         "FILE.py:NAME for one of your own")
-    parser.add_argument("--eta", type=_number(float), metavar="ETA", **_SEVERAL,
-                        help="noise ratios, from 0 to 1")
+    parser.add_argument("--eta", type=_number(float), metavar="ETA",
+                        **_SEVERAL, help="noise ratios, from 0 to 1")
     parser.add_argument("--noise", metavar="KIND", **_SEVERAL,
                         help=f"of {_KINDS}")
 
@@ -357,7 +358,7 @@ def _check_cluster(options: argparse.Namespace) -> None:
 def _work_off(jobs: list[Job], options, results: Path) -> int:
     "Run the jobs, or say what they would cost"
     if options.dry_run: return _dry_run(jobs, options, results)
-    _check_writable(results)
+    _check_here(jobs, options, results)
     pool = _pool(jobs, options, results)
     with _stop_on_signals(), _Screen(results, options.data) as screen:
         try:
@@ -376,8 +377,10 @@ def _work_off(jobs: list[Job], options, results: Path) -> int:
     return 1 if failed else 0
 
 # %% ../nbs/core/09_cli.ipynb #5207a55e
-def _check_writable(results: Path) -> None:
-    "Refuse a folder of results in which nothing can be written"
+def _check_here(jobs: list[Job], options, results: Path) -> None:
+    "Refuse a device that is not there, and a folder that takes nothing"
+    if not options.ray:
+        for name in {job.config.device for job in jobs}: pick_device(name)
     try:
         (results/"work").mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=results/"work"): pass

@@ -133,6 +133,13 @@ def test_a_folder_that_cannot_be_written_to_is_named(capsys):
     assert "--results: got '/proc/nowhere', expected a folder that can be written to" in capsys.readouterr().err
 
 
+def test_a_gpu_that_is_not_there_is_refused_at_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["run", "--device", "cuda", "--results", str(tmp_path)]) == 2
+    assert "device: got 'cuda', but PyTorch finds no GPU" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.log"))
+
+
 def test_the_version(capsys):
     with pytest.raises(SystemExit) as ended: main(["--version"])
     assert ended.value.code == 0 and capsys.readouterr().out == f"tce_nb {tce_nb.__version__}\n"

@@ -57,9 +57,8 @@ def test_a_node_dies_and_nothing_is_lost(cluster, undisturbed, tmp_path):
     results = tmp_path/"results"
     cells = SWEEP[:SWEEP.index("--workers")]
     sweep = tce(*cells, *SET, "--ray", address, "--results", results, env=OPEN)
-    work = folder/"tce_nb-ray"/"work"
     end = time.time() + 120
-    while len(list(work.glob("*.progress"))) < 2 and time.time() < end and sweep.poll() is None:
+    while len(list(folder.glob("tce_nb-ray-*/work/*.progress"))) < 2 and time.time() < end and sweep.poll() is None:
         time.sleep(0.2)  # both nodes have begun
     kill(second)
     said = finish(sweep, timeout=400)
