@@ -27,13 +27,22 @@ from tce_nb.sweep import (
 from tce_nb.training import Config, preset
 
 
+CE_JOBS = [job for job in JOBS if job.config.loss == "ce"]
+
+
+def of_ce(records):
+    "The records of the runs with cross entropy"
+    return {name: what for name, what in records.items() if "-ce-" in name}
+
+
 def test_a_finished_sweep_is_not_repeated(undisturbed, tmp_path):
-    finish(tce(*SWEEP, "--results", tmp_path))
-    assert essence(tmp_path) == undisturbed
+    arguments = [*SWEEP, "--loss", "ce", "--results", tmp_path]
+    finish(tce(*arguments))
+    assert essence(tmp_path) == of_ce(undisturbed)
     before = {p: p.stat().st_mtime_ns for p in tmp_path.glob("records/*")}
-    assert "running" not in finish(tce(*SWEEP, "--results", tmp_path))
+    assert "running" not in finish(tce(*arguments))
     assert before == {p: p.stat().st_mtime_ns for p in tmp_path.glob("records/*")}
-    for job in JOBS:  # the notebook is the log; nothing else is left behind
+    for job in CE_JOBS:  # the notebook is the log; nothing else is left behind
         files = Files(job.name, tmp_path)
         notebook = json.loads(files.notebook.read_text())
         assert any("image/svg+xml" in str(cell.get("outputs")) for cell in notebook["cells"])
@@ -93,15 +102,15 @@ def test_damaged_files_are_made_again(undisturbed, tmp_path):
 
 
 def test_a_hold_out_record_that_vanishes_is_made_again(undisturbed, tmp_path):
-    select = next(job for job in JOBS if not job.needs)
+    select = next(job for job in CE_JOBS if not job.needs)
     pool = LocalPool(tmp_path, workers=1)
     def tell(sweep, state):
         if state and state.state == "done" and state.job is select and not hasattr(pool, "gone"):
             pool.gone = Files(select.name, tmp_path).record.unlink()
-    try: states = work_off(Sweep(JOBS, pool, tmp_path, tell))
+    try: states = work_off(Sweep(CE_JOBS, pool, tmp_path, tell))
     finally: pool.close()
     assert hasattr(pool, "gone") and {state.state for state in states} == {"done"}
-    assert essence(tmp_path) == undisturbed
+    assert essence(tmp_path) == of_ce(undisturbed)
 
 
 def test_a_full_disk_loses_nothing(undisturbed, tmp_path):
@@ -112,7 +121,7 @@ def test_a_full_disk_loses_nothing(undisturbed, tmp_path):
     assert "File too large" in said and essence(tmp_path) == {}
     assert said.count("failed digits-") == 2
     finish(tce(*arguments))
-    assert essence(tmp_path) == {name: what for name, what in undisturbed.items() if "-ce-" in name}
+    assert essence(tmp_path) == of_ce(undisturbed)
 
 
 def test_two_drivers_share_the_work(undisturbed, tmp_path):
@@ -473,7 +482,7 @@ def test_what_is_wrong_for_good_is_tried_once(tmp_path):
 
 
 def test_the_first_of_two_failures_is_told(tmp_path):
-    process = tce(*SWEEP, "--results", tmp_path)
+    process = tce(*SWEEP, "--loss", "ce", "--results", tmp_path)
     worker = None
     while worker is None:
         worker = next(iter(psutil.Process(process.pid).children()), None)
