@@ -392,7 +392,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'tce_nb.figures._measured': ('core/figures.html#_measured', 'tce_nb/figures.py'),
                                 'tce_nb.figures._name_cells': ('core/figures.html#_name_cells', 'tce_nb/figures.py'),
                                 'tce_nb.figures._name_losses': ('core/figures.html#_name_losses', 'tce_nb/figures.py'),
-                                'tce_nb.figures._name_points': ('core/figures.html#_name_points', 'tce_nb/figures.py'),
                                 'tce_nb.figures._of_ce': ('core/figures.html#_of_ce', 'tce_nb/figures.py'),
                                 'tce_nb.figures._one_seed': ('core/figures.html#_one_seed', 'tce_nb/figures.py'),
                                 'tce_nb.figures._plot_columns': ('core/figures.html#_plot_columns', 'tce_nb/figures.py'),

@@ -590,9 +590,10 @@ def _say_if_empty(axes: Axes) -> None:
     if not axes.has_data(): axes.text(0.5, 0.5, "no full run yet", ha="center",
                                       transform=axes.transAxes)
 
-def _name_losses(figure: Figure, methods: Iterable[str], **style) -> None:
+def _name_losses(figure: Figure, methods: Iterable[str],
+                 style=method_style) -> None:
     "One legend above all panels"
-    handles = [plt.Line2D([], [], **method_style(m) | style) for m in methods]
+    handles = [plt.Line2D([], [], **style(method)) for method in methods]
     figure.legend(handles=handles, ncols=4, loc="outside upper center")
 
 # %% ../nbs/core/07_figures.ipynb #abae9d90
@@ -723,7 +724,7 @@ def plot_speed(
                      THRESHOLDS[dataset])
         above.set_title(f"{TITLES[dataset]}, ours")
         below.set_title(f"{TITLES[dataset]}, the paper's")
-    _name_points(figure, FIG3)
+    _name_losses(figure, FIG3, _point_style)
     return figure
 
 # %% ../nbs/core/07_figures.ipynb #4093dad2
@@ -741,15 +742,10 @@ def _plot_points(axes: Axes, points: pd.DataFrame, threshold: float) -> None:
 
 # %% ../nbs/core/07_figures.ipynb #4093dad3
 def _point_style(method: str) -> dict:
-    "Colour and marker of a loss"
+    "Colour, marker and label of the point of a loss"
     return dict(color=method_style(method)["color"], linestyle="none",
+                label=_label(method),
                 marker=_STYLES[method][2], markersize=7)
-
-def _name_points(figure: Figure, methods: Iterable[str]) -> None:
-    "One legend of markers above all panels"
-    handles = [plt.Line2D([], [], label=_label(method),
-                          **_point_style(method)) for method in methods]
-    figure.legend(handles=handles, ncols=4, loc="outside upper center")
 
 def _spread(std: float) -> Optional[float]:
     "A length for an error bar, if there is one"
@@ -770,7 +766,8 @@ def plot_gains(
                      xticks=sorted(ETAS[dataset]), xlim=(-0.05, 0.85))
         line[0].set_ylabel("points over CE")
     for axes in panels[-1]: axes.set_xlabel("noise ratio η")
-    _name_losses(figure, TAMED, marker="o")
+    _name_losses(figure, TAMED, lambda method: method_style(method) | {
+        "marker": "o"})
     return figure
 
 # %% ../nbs/core/07_figures.ipynb #a3d10c13
@@ -815,7 +812,7 @@ def plot_runs(
                  ylabel="test accuracy (%)")
         _say_if_empty(axes)
     panels[-1, 0].set_xlabel("noise ratio η")
-    _name_points(figure, METHODS)
+    _name_losses(figure, METHODS, _point_style)
     return figure
 
 # %% ../nbs/core/07_figures.ipynb #5c1d7a14

@@ -111,11 +111,10 @@ def _has_all(
 ) -> bool:
     "Whether a run that takes all images of a known set had them"
     train, test = SIZES.get(config.dataset, (None, None))
-    had = data["trained_on"] + data["held_out"], data["tested_on"]
-    return all(size is None or part is not None or size == count
-               for size, part, count in zip(
-                   (train, test), (config.train_per_class,
-                                   config.test_per_class), had))
+    wanted = ((config.train_per_class, train,
+               data["trained_on"] + data["held_out"]),
+              (config.test_per_class, test, data["tested_on"]))
+    return all(some or whole in (None, had) for some, whole, had in wanted)
 
 # %% ../nbs/core/05_records.ipynb #ba31b508
 _SIZES = ("epochs", "train_per_class", "test_per_class")

@@ -58,7 +58,7 @@ def test_a_node_dies_and_nothing_is_lost(cluster, undisturbed, tmp_path):
     cells = SWEEP[:SWEEP.index("--workers")]
     sweep = tce(*cells, *SET, "--ray", address, "--results", results, env=OPEN)
     end = time.time() + 120
-    while len(list(folder.glob("tce_nb-ray-*/work/*.progress"))) < 2 and time.time() < end and sweep.poll() is None:
+    while len(list(folder.rglob("*.progress"))) < 2 and time.time() < end and sweep.poll() is None:
         time.sleep(0.2)  # both nodes have begun
     kill(second)
     said = finish(sweep, timeout=400)
