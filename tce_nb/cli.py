@@ -810,3 +810,7 @@ def main(
         print(f"tce {options.verb}: interrupted; the same command goes on "
               "from here", file=sys.stderr)
         return 130
+
+# %% ../nbs/core/09_cli.ipynb #271be753
+#| eval: false
+if __name__ == "__main__": sys.exit(main())

@@ -140,6 +140,12 @@ def test_a_gpu_that_is_not_there_is_refused_at_once(tmp_path, capsys, monkeypatc
     assert not list(tmp_path.rglob("*.log"))
 
 
+def test_the_command_without_a_script_on_the_path(tmp_path):
+    command = [sys.executable, "-m", "tce_nb.cli", "results", "--results", str(tmp_path), "--loss", "tec"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stderr.startswith("tce results: error: ")
+
+
 def test_the_version(capsys):
     with pytest.raises(SystemExit) as ended: main(["--version"])
     assert ended.value.code == 0 and capsys.readouterr().out == f"tce_nb {tce_nb.__version__}\n"
