@@ -360,7 +360,7 @@ def estimate_noise(
 START_WEIGHT = (1 + math.log(10)) ** -2.0  # about 0.09
 
 def _alpha_at(num_classes: int, start_weight: float) -> float:
-    "The paper's alpha whose weight before training is nearest to this"
+    "The paper's alpha that starts nearest to this weight, in logarithms"
     alpha = -math.log(start_weight) / math.log1p(math.log(num_classes))
     highest = 2.0 if num_classes > 3 else 1.5  # one best prediction only
     return min(highest, max(0.5, round(2 * alpha) / 2))

@@ -351,13 +351,13 @@ def tempered_log_softmax(
 
 # %% ../nbs/core/13_field.ipynb #012fcecd
 class BiTemperedLoss(FieldLoss):
-    "Tempered logarithm of a tempered softmax, `t1 <= 1 <= t2 <= 10`"
+    "Tempered logarithm of a tempered softmax, `t1 <= 1 <= t2 <= 5`"
 
     def __init__(self, t1: float = 0.8, t2: float = 1.2, weight=None,
                  ignore_index=-100, reduction="mean", label_smoothing=0.0):
         super().__init__(weight, ignore_index, reduction, label_smoothing)
         self.t1 = _number("t1", t1, 0, 1)
-        self.t2 = _number("t2", t2, 1, 10)
+        self.t2 = _number("t2", t2, 1, 5)
 
     def log_prediction(self, logits: Tensor, dim: int) -> Tensor:
         "Log-probabilities to predict with, in place of the softmax's"
@@ -479,7 +479,7 @@ LOSSES.update(FIELD_LOSSES)
 
 # %% ../nbs/core/13_field.ipynb #d653f1ed
 def sample_weight(
-    loss: nn.CrossEntropyLoss,  # any loss of this book
+    loss: nn.CrossEntropyLoss,  # alike for the other classes
     confidence: Tensor,     # softmax probabilities of the label, inside (0, 1)
     num_classes: int = 10,  # the others share what is left equally
 ) -> Tensor:
@@ -489,6 +489,9 @@ def sample_weight(
     logits = torch.cat([q, others], 1).log().requires_grad_()
     target = torch.zeros(len(q), dtype=torch.long, device=q.device)
     ours, plain = (
-        torch.autograd.grad(criterion(logits, target).sum(), logits)[0][:, 0]
+        torch.autograd.grad(criterion(logits, target).sum(), logits)[0]
         for criterion in (loss, CrossEntropyLoss(reduction=loss.reduction)))
-    return ours / plain
+    if not torch.allclose(ours[:, 1:], ours[:, 1:2]):
+        _refuse(ValueError, "loss", type(loss).__name__, "one that pushes "
+                "all classes but the label alike")
+    return ours[:, 0] / plain[:, 0]

@@ -331,7 +331,7 @@ def test_bad_input_is_named(name):
     ("nce_mae", "alpha", [-1], "a finite number >= 0"),
     ("js", "pi", [0, 1, -0.5, 2], "a number above 0 and below 1"),
     ("bitempered", "t1", [-0.1, 1.1], "a number from 0 to 1"),
-    ("bitempered", "t2", [0.9, 10.5, math.inf], "a number from 1 to 10"),
+    ("bitempered", "t2", [0.9, 5.5, math.inf], "a number from 1 to 5"),
     ("bootstrap_soft", "beta", [-0.1, 1.1], "a number from 0 to 1"),
     ("bootstrap_hard", "beta", [-0.1, 1.1], "a number from 0 to 1"),
 ])
