@@ -230,7 +230,7 @@ def _sweep_options(parser) -> None:
                      help="(default: 1)")
     ray.add_argument("--gpus-per-run", type=_positive(float, zero=True),
                      metavar="N", help="a fraction shares a device")
-    ray.add_argument("--checkpoints", metavar="DIR",
+    ray.add_argument("--checkpoints", metavar="DIR", type=_folder,
                      help="a folder that all nodes share")
 
 # %% ../nbs/core/09_cli.ipynb #62e44c92
@@ -695,6 +695,8 @@ def command_results(options: argparse.Namespace) -> int:
         frame = frame[frame.cell.isin(planned)]
     elif options.preset: frame = frame[frame.scale == options.preset]
     losses = [_in_tables(word) for word in spelt_out(options.loss or ())]
+    if "tce" in (options.loss or ()):  # other exponents, too
+        losses += [m for m in whole.method.unique() if m[:4] == "tce:"]
     noises = [bare_noise(word) for word in options.noise or ()]
     for column, wanted, known in (
             ("dataset", options.dataset, SIZES), ("eta", options.eta, None),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +51,8 @@ def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
     if len(lost): _refuse(
         ValueError, "logits", f"nothing but -inf in row {int(lost[0])}",
         "a number for at least one class")
-    off, rounding = logits.double().sum(1) - 1, torch.finfo(logits.dtype).eps
+    off = logits.sum(1, dtype=torch.float64) - 1
+    rounding = torch.finfo(logits.dtype).eps
     if len(logits) > 1 and (logits >= 0).all() \
             and off.abs().max() < 1e-3 + 2 * rounding:
         _refuse(ValueError, "logits", "probabilities", "their logarithms")
@@ -227,6 +229,12 @@ def plot_confidence(
     return figure
 
 # %% ../nbs/core/14_diagnosis.ipynb #65336c92
+def _by_parts(read: Callable[..., Tensor], logits: Tensor,
+              *rest: Tensor) -> Tensor:
+    "A number for each sample, in double precision, not all at once"
+    return torch.cat([read(part.double(), *others) for part, *others in zip(
+        *(tensor.split(4096) for tensor in (logits, *rest)))])
+
 def label_weights(
     logits: Tensor,  # N x K
     labels: Tensor,  # as given
@@ -235,7 +243,7 @@ def label_weights(
     "What taming leaves of each sample: 1 is trusted, towards 0 suspicious"
     logits, labels = _predictions(logits, labels)
     _check_alpha(alpha)
-    ce = F.cross_entropy(logits.double(), labels, reduction="none")
+    ce = _by_parts(partial(F.cross_entropy, reduction="none"), logits, labels)
     return tamed_weight(ce, alpha)
 
 def rank_labels(
@@ -313,11 +321,6 @@ class NoiseEstimate:
         "The share of labels that are wrong: a draw can hit the true class"
         return self.eta * (1 - 1 / self.num_classes)
 
-    @property
-    def alpha(self) -> float:
-        "The exponent to try first in a long training; see `suggest_alpha`"
-        return suggest_alpha(self.num_classes)
-
 # %% ../nbs/core/14_diagnosis.ipynb #76d7b77e
 def _share_below(logits: Tensor, labels: Tensor, m: int) -> Tensor:
     "Whether each label is among the `m` least likely classes; ties in part"
@@ -345,7 +348,7 @@ def estimate_noise(
     if num_classes == 2: _refuse(
         ValueError, "logits", "2 classes", "3 or more: of two, every mistake "
         "of the network would count as a wrong label")
-    confidence = logits.double().softmax(1).amax(1)
+    confidence = _by_parts(lambda part: part.softmax(1).amax(1), logits)
     sure = confidence >= confidence.median()
     lower = num_classes // 2
     below = _share_below(logits[sure], labels[sure], lower).double()

@@ -101,6 +101,8 @@ def _field_loss(loss: FieldLoss, input: Tensor, target: Tensor) -> Tensor:
     if loss.cost is None and loss.divergence is None: _refuse(
         TypeError, "loss", type(loss).__name__, "a class with a cost, a "
         "divergence or both")
+    if input.dim() == 1:  # a sample is a batch of one
+        return _field_loss(loss, input[None], target[None]).reshape(())
     input = _autocast(input)
     dim, dtype, counts = _class_dim(input), input.dtype, None
     log_q = loss.log_probs(_widen(input), dim)
@@ -317,7 +319,8 @@ class JensenShannonLoss(FieldLoss):
 
     def divergence(self, p, log_q, dim):
         log_rest = math.log1p(-self.pi)
-        log_m = torch.logaddexp(math.log(self.pi) + p.log(), log_rest + log_q)
+        log_m = torch.stack([math.log(self.pi) + p.log(),
+                             log_rest + log_q]).logsumexp(0)
         of_target = torch.xlogy(p, p) - p * log_m
         of_network = log_q.exp() * (log_q - log_m)
         both = self.pi * of_target + (1 - self.pi) * of_network

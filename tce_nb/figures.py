@@ -214,6 +214,7 @@ def usual_version(
         usual[dataset] = count.sort_index(ascending=False).idxmax()
     return frame[frame.version == frame.dataset.map(usual)]
 
+# %% ../nbs/core/07_figures.ipynb #b1447c92
 EVIDENCE = ("paper", "cpu")  # presets that count, the first there is
 DATASETS = tuple(ETAS)
 
@@ -223,7 +224,10 @@ def in_tables(
 ) -> pd.DataFrame:
     "The runs of the paper's cells: its losses under its noise, at any scale"
     usual = (frame.noise == "uniform_including_true") | (frame.eta == 0)
-    return frame[usual & frame.method.isin(METHODS)
+    asked = [eta in ETAS.get(name, (eta,))  # of other data, any
+             for name, eta in zip(frame.dataset, frame.eta)]
+    return frame[usual & pd.Series(asked, frame.index, dtype=bool)
+                 & frame.method.isin(METHODS)
                  & frame.dataset.isin([*datasets])]
 
 # %% ../nbs/core/07_figures.ipynb #b1447c94
@@ -342,8 +346,9 @@ def compare(
         cell).good.any()
     table = paper[[*cell, "accuracy"]].rename(columns={"accuracy": "paper"})
     table = table.join(found, on=cell)
-    for name, kind in dict(n=int, diverged=int, learned=bool).items():
-        table[name] = table[name].astype(object).fillna(0).astype(kind)
+    for name in ("n", "diverged"):
+        table[name] = table[name].fillna(0).astype(int)
+    table["learned"] = table.learned.eq(True)
     table["paper_gain"] = table.paper - _of_ce(table)
     table["gain"], table["pairs"] = zip(*(
         _gain(ours, row) for row in table.itertuples()))
@@ -363,10 +368,11 @@ def _column(rows: pd.DataFrame) -> pd.Series:
 def _gain(runs: pd.DataFrame, row) -> tuple[float, int]:
     "Difference to CE, in points, if one has learned; and common seeds"
     nothing = math.nan, 0
-    if row.method == "ce" or row.n == 0 or row.diverged: return nothing
+    if row.method == "ce" or row.n == 0: return nothing
     same = runs[(runs.dataset == row.dataset) & (runs.eta == row.eta)]
     pair = same[same.method.isin(["ce", row.method])]
-    if not has_learned(pair).any(): return nothing
+    if pair.diverged.notna().any() or not has_learned(pair).any():
+        return nothing
     found = paired_difference(same, row.method)
     return 100 * found["mean"], int(found["n"])
 
@@ -993,15 +999,16 @@ def readme_table(
 
 # %% ../nbs/core/07_figures.ipynb #8e02f6ba
 def _default_in_words(table: pd.DataFrame) -> str:
-    "Where the default exponent is above cross entropy, and where below"
+    "Where the default exponent is above cross entropy, and where not"
     usual = table[table.method == f"tce:{Config.alpha:g}"].dropna(
         subset="gain")
-    above, below = ([TITLES[row.dataset] for row in usual.itertuples()
-                     if (row.gain > 0) == won] for won in (True, False))
     if usual.empty: return ""
+    above, below, equal = (", ".join(usual.dataset[chosen].map(TITLES))
+                           for chosen in (usual.gain > 0, usual.gain < 0,
+                                          usual.gain == 0))
     return (f"The default of α = {Config.alpha:g} is above CE on "
-            f"{', '.join(above) or 'none of them'} and below it on "
-            f"{', '.join(below) or 'none'}. ")
+            f"{above or 'none of them'} and below it on {below or 'none'}"
+            + f"; they are equal on {equal}" * bool(equal) + ". ")
 
 # %% ../nbs/core/07_figures.ipynb #60c9d1ea
 def update_readme(

@@ -224,11 +224,10 @@ def _tame_classes(input, target, alpha, weight, ignore_index, reduction,
         counts = _counts(target, weight, ignore_index)
         if uniform is not None:
             uniform = uniform.masked_fill(target == ignore_index, 0)
-    loss = _reduce(loss, counts, reduction)
-    if uniform is not None:
-        loss = (1 - label_smoothing) * loss \
-            + label_smoothing * _reduce(uniform, counts, reduction)
-    return loss.to(dtype)
+    if uniform is None: return _reduce(loss, counts, reduction).to(dtype)
+    loss = _reduce((1 - label_smoothing) * loss, counts, reduction)
+    return (loss + _reduce(label_smoothing * uniform, counts,
+                           reduction)).to(dtype)
 
 # %% ../nbs/core/00_losses.ipynb #d41166eb
 def _tame(input, target, alpha, weight, ignore_index, reduction,
@@ -239,6 +238,8 @@ def _tame(input, target, alpha, weight, ignore_index, reduction,
         return F.cross_entropy(input, target, weight, None, ignore_index,
                                None, reduction, label_smoothing)
     options = alpha + 0.0, weight, ignore_index, reduction
+    if input.dim() == 1: return _tame(  # a sample is a batch of one
+        input[None], target[None], *options, label_smoothing).reshape(())
     if label_smoothing == 0 and not _is_soft(input, target):
         return _tame_labels(input, target, *options)
     return _tame_classes(input, target, *options, label_smoothing)

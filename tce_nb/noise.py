@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path, PureWindowsPath
@@ -270,18 +271,19 @@ def from_transition(
     rows = _check_matrix(matrix)
     true_labels, back = _as_tensor(labels)
     _check_noise(true_labels, 1, len(rows))
-    new = _draw(rows[true_labels.flatten().long()], _generator(seed))
+    new = _draw(rows, true_labels.flatten().long(), _generator(seed))
     new = new.to(true_labels.dtype).view(true_labels.shape)
     touched = torch.ones_like(true_labels, dtype=torch.bool)
     return NoisyLabels(back(new), back(true_labels), back(touched))
 
-def _draw(rows: Tensor, generator: torch.Generator) -> Tensor:
-    "One class for each row of probabilities, never one of probability 0"
+def _draw(rows: Tensor, which: Tensor, generator: torch.Generator) -> Tensor:
+    "A class from each of these rows, never one of probability 0"
     edges = rows.cumsum(1)
     edges = edges / edges[:, -1:]  # the last one is 1, to the bit
-    level = torch.rand(len(rows), 1, generator=generator, device="cpu",
+    level = torch.rand(len(which), 1, generator=generator, device="cpu",
                        dtype=torch.float64)
-    return (edges <= level).sum(1)
+    parts = zip(which.split(4096), level.split(4096))  # K numbers a label
+    return torch.cat([(edges[row] <= part).sum(1) for row, part in parts])
 
 # %% ../nbs/core/01_noise.ipynb #af024f9c
 def _check_matrix(matrix, name: str = "matrix") -> Tensor:
@@ -361,7 +363,8 @@ def _lookalikes(pixels: Tensor, labels: Tensor, touched: Tensor,
         here = touched & (labels == label)
         scores[here] = (pixels[here].double() - mean) / std @ projection
         scores[here, label] = -torch.inf
-    return _draw(scores[touched].softmax(1), generator)
+    rows = scores[touched].softmax(1)
+    return _draw(rows, torch.arange(len(rows), device="cpu"), generator)
 
 def _mean_and_std(pixels: Tensor) -> tuple[float, float]:
     "Of all pixels together, in parts that fit into memory; std is never 0"
@@ -494,6 +497,7 @@ def noise_file(
     "Where the noise of this name is read from, if it is read from a file"
     kind, _, place = str(noise).partition(":")
     if kind not in NOISE_FILES: return None
+    place = os.path.expanduser(place)
     if kind == "transition": return kind, place, ""
     file, _, column = place.rpartition("#")
     return kind, file, column

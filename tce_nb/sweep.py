@@ -722,7 +722,10 @@ def _run_there(pool: RayPool, message: dict) -> Outcome:
     except pool.ray.exceptions.RayError as error:
         reason = str(error).split("\n")[0]
         return Outcome(message["name"], "failed", f"Ray: {reason}")
-    problem = _clash(files.get(f"{message['name']}.json"), pool.results)
+    record = files.get(f"{message['name']}.json")
+    if outcome.state == "done" and record is None: return Outcome(
+        message["name"], "failed", "Ray: another task has taken its record")
+    problem = _clash(record, pool.results)
     if problem: return Outcome(message["name"], "failed", problem, True)
     for name, content in files.items():
         write_whole(pool.results/"records"/name, content)

@@ -124,6 +124,7 @@ def _make_plain(config: Config) -> None:
     for name in field_types():
         plain[name] = _plain_value(name, getattr(config, name))
     plain["eta"] += 0.0  # -0.0 is 0.0
+    plain["dataset"] = os.path.expanduser(plain["dataset"])
     for name, (right, allowed) in _RULES.items():
         if plain[name] is not None and not right(plain[name]):
             raise ValueError(f"{name}: got {plain[name]!r}, "
@@ -504,8 +505,12 @@ def train_epoch(
 @contextlib.contextmanager
 def _randomness(config: Config, epoch: int, device: torch.device):
     "PyTorch's own generators, seeded for an epoch; left as they were"
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(stream(config.seed, "loss", epoch).initial_seed())
+    gpus = [device] if device.type == "cuda" else []
+    seed = stream(config.seed, "loss", epoch).initial_seed()
+    with torch.random.fork_rng(gpus):
+        torch.default_generator.manual_seed(seed)  # not those of other GPUs
+        for gpu in gpus:
+            with torch.cuda.device(gpu): torch.cuda.manual_seed(seed)
         yield
 
 # %% ../nbs/core/04_training.ipynb #ae8000e8
@@ -597,16 +602,18 @@ def _damaged(path: Path, why: str) -> DamagedCheckpoint:
 
 # %% ../nbs/core/04_training.ipynb #e99cfbaa
 def library_commit() -> Optional[str]:
-    "The commit of the library in use, marked where it has been changed"
+    "The last commit that changed the library in use, and if it was since"
     root = Path(tce_nb.__file__).parents[1]
+    code = "tce_nb", "nbs/experiments"
     if not (root/".git").exists(): return None
     def git(*args): return subprocess.run(
         ["git", "-C", str(root), *args], capture_output=True, text=True,
         stdin=subprocess.DEVNULL)  # not a worker's pipe
-    try: commit, changes = (git("rev-parse", "--short=12", "HEAD"), git(
-        "status", "--porcelain", "--", "tce_nb", "nbs/experiments"))
+    try: commit, changes = (
+        git("log", "-1", "--format=%h", "--abbrev=12", "--", *code),
+        git("status", "--porcelain", "--", *code))
     except OSError: return None  # no git here
-    if commit.returncode: return None
+    if not commit.stdout: return None
     return commit.stdout.strip() + ("+changes" if changes.stdout else "")
 
 # %% ../nbs/core/04_training.ipynb #a98627a1
@@ -739,9 +746,8 @@ def _make_buffers(criterion: nn.Module, state: dict[str, Tensor],
     "Give a loss the buffers that it had made at its first batch"
     for name, value in state.items():
         owner, _, buffer = name.rpartition(".")
-        buffers = criterion.get_submodule(owner)._buffers
-        if buffers.get(buffer, value) is None:
-            buffers[buffer] = value.to(device)
+        if buffer != "_extra_state": criterion.get_submodule(
+            owner)._buffers[buffer] = value.to(device)
 
 def _go_on_here(run: Run, before: list[dict]) -> None:
     "Keep what earlier tries were made on; say if this one is another"

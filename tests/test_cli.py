@@ -151,10 +151,10 @@ def test_the_version(capsys):
     assert ended.value.code == 0 and capsys.readouterr().out == f"tce_nb {tce_nb.__version__}\n"
 
 
-@pytest.mark.parametrize("option", ["--results", "--data"])
+@pytest.mark.parametrize("option", ["--results", "--data", "--checkpoints"])
 @pytest.mark.parametrize("given", ["", "~nobody_of_this_name/x", __file__])
 def test_what_is_no_folder_is_refused(option, given, capsys):
-    with pytest.raises(SystemExit) as ended: main(["run", option, given])
+    with pytest.raises(SystemExit) as ended: main(["sweep", "--preset", "smoke", option, given])
     assert ended.value.code == 2
     assert f"argument {option}: got {given!r}, expected a folder" in capsys.readouterr().err
 
@@ -176,10 +176,10 @@ def test_images_of_any_number_of_channels_are_run(tmp_path):
 
 
 def test_a_dry_run_starts_nothing(tmp_path, capsys):
-    assert main(["sweep", "--preset", "paper", "--dry-run", "--results", str(tmp_path)]) == 0
+    assert main(["sweep", "--preset", "paper", "--dry-run", "--results", str(tmp_path), "--data", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert said.count("waiting") == 588 and "588 runs, 588 to do: about" in said and "images/s" in said
-    assert main(["sweep", "--preset", "paper", "--dry-run", "--json", "--results", str(tmp_path)]) == 0
+    assert main(["sweep", "--preset", "paper", "--dry-run", "--json", "--results", str(tmp_path), "--data", str(tmp_path)]) == 0
     estimate = json.loads(capsys.readouterr().out)
     assert len(estimate["runs"]) == 588 and estimate["images_per_second"] > 0
     images = 588 * 256 * 50_000
@@ -244,6 +244,9 @@ def test_results_in_four_forms(made, capsys):
     assert "no runs on all training data are recorded here" in said("--dataset", "mnist")
     assert "tce:1.5" not in said("--loss", "ce") and "ce " in said("--loss", "ce", "--eta", "0.4")
     assert "tce:1.5" in said("--loss", "tce")
+    record_run(other := preset("smoke", alpha=3.0, eta=0.4, seed=1, **TINY), made)
+    try: assert "tce:3" in said("--loss", "tce")  # not only the paper's exponents
+    finally: Files(run_name(other), made).record.unlink()
     assert "no runs on all" in said("--eta", "0.9") and "no runs on all" in said("--preset", "beyond")
 
 

@@ -427,3 +427,17 @@ def test_sample_weight_is_the_ratio_of_gradient_norms(name):
     ours, = torch.autograd.grad(build(name, reduction="sum")(logits, target), logits)
     plain, = torch.autograd.grad(F.cross_entropy(logits, target, reduction="sum"), logits)
     assert_close(ours, weight[:, None] * plain, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("gap", [90.0, 2000.0])
+def test_second_derivatives_of_jensen_shannon_are_numbers_for_a_hopeless_label(gap):
+    logits = torch.tensor([[gap, 0.0, 0.0]], requires_grad=True)
+    slope, = torch.autograd.grad(get_loss("js")(logits, torch.tensor([1])), logits, create_graph=True)
+    bend, = torch.autograd.grad(slope.square().sum(), logits)
+    assert slope.isfinite().all() and bend.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_and_backward_mode_agree_on_one_sample(name):
+    loss, x, t = get_loss(name, **dict(transition=TRANSITION) if name == "forward" else {}), torch.randn(5), torch.tensor(1)
+    assert_close(torch.func.jacfwd(loss)(x, t), torch.func.jacrev(loss)(x, t))  # of one dtype

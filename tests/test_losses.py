@@ -322,6 +322,9 @@ def test_function_transforms(alpha, soft):
     hessian = torch.func.hessian(loss)(logits[0].double(), target[0])
     assert hessian.shape == (5, 5) and hessian.isfinite().all()
     assert_close(hessian, hessian.T)
+    for smoothing, x, t in ((0.0, logits[0], target[0]), (0.1, logits, target)):
+        def smooth(x, t): return tamed_cross_entropy(x, t, alpha, label_smoothing=smoothing)
+        assert_close(torch.func.jacfwd(smooth)(x, t), torch.func.jacrev(smooth)(x, t))  # of one dtype
 
 
 @pytest.mark.parametrize("name", PAPER)

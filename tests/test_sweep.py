@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from conftest import BIN, JOBS, SET, SWEEP, essence, finish, run_undisturbed, save_npz, tce
 from tce_nb.records import Files, lock_of, recorded, run_name
 from tce_nb.sweep import (
-    Job, LocalPool, Outcome, State, Sweep, _clash, _connect, _is_lost, _on_gpu, _own_folder, _starter, _wait, execute,
+    Job, LocalPool, Outcome, State, Sweep, _clash, _connect, _is_lost, _on_gpu, _own_folder, _run_there, _starter, _wait, execute,
     image_counts, job_message, look, plan, template, work_off)
 from tce_nb.training import Config, preset
 
@@ -562,6 +562,14 @@ def test_a_record_from_another_machine_is_refused_if_its_images_are_others(once)
     record["data"]["version"] = "others"
     assert "dataset: the images or labels of digits (version others) are not those of" in _clash(
         json.dumps(record).encode(), folder)
+
+
+def test_a_task_that_brings_no_record_has_failed(tmp_path):
+    done = lambda message: (Outcome(message["name"], "done"), {})
+    ray = SimpleNamespace(get=lambda task: task, exceptions=SimpleNamespace(RayError=OSError))
+    pool = SimpleNamespace(start=done, ray=ray, results=tmp_path)
+    found = _run_there(pool, dict(name="lost"))
+    assert found.state == "failed" and "another task has taken its record" in found.reason
 
 
 def test_a_message_has_only_parameters_of_its_template():

@@ -5,6 +5,7 @@ import math
 import os
 import random
 import signal
+import subprocess
 import time
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from conftest import save_npz
 
 from tce_nb import LOSSES, NOISES, training, transition_matrix
 from tce_nb.data import Images, first_per_class, load
+from tce_nb.noise import noise_file
 from tce_nb.resnet import ResNet
 from tce_nb.training import (
     CheckpointError, Config, NoGPU, Run, _allow_tf32, _precision, calibration_error, check_look_alikes, device_name,
@@ -350,6 +352,14 @@ class Late(nn.Module):
         self.seen += target.bincount(minlength=input.shape[1])
         return F.cross_entropy(input, target, 1 / self.seen)
 
+class First(nn.Module):
+    "The same, of a buffer that is not there before the first batch"
+
+    def forward(self, input, target):
+        if not hasattr(self, "seen"): self.register_buffer("seen", torch.ones(input.shape[1]))
+        self.seen += target.bincount(minlength=input.shape[1])
+        return F.cross_entropy(input, target, 1 / self.seen)
+
 class Drawing(nn.Module):
     "Cross entropy of half the batch, drawn each time"
 
@@ -373,7 +383,7 @@ class Learned(nn.Module):
 """
 
 
-@pytest.mark.parametrize("name", ["Fading", "Late", "Drawing"])
+@pytest.mark.parametrize("name", ["Fading", "Late", "First", "Drawing"])
 def test_a_loss_of_ones_own_resumes_with_its_state_and_only_as_it_was(tmp_path, name):
     (tmp_path/"mine.py").write_text(OWN_LOSS.replace("POWER", "1.0"))
     config = replace(TINY, loss=f"{tmp_path}/mine.py:{name}", epochs=4)
@@ -398,6 +408,38 @@ def test_a_loss_that_draws_draws_anew_for_every_seed_and_epoch(tmp_path):
     parts, expected = prepare(config), torch.get_rng_state()
     training.train_epoch(parts, config, 1)
     assert torch.equal(torch.get_rng_state(), expected), "the caller's own draws are not disturbed"
+
+
+def test_training_on_the_cpu_leaves_the_seeds_of_gpus_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("seeded all GPUs"))
+    with training._randomness(TINY, 1, torch.device("cpu")): pass
+
+
+def test_a_home_directory_is_found_everywhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_npz(tmp_path/"mine.npz")
+    config = replace(TINY, dataset="~/mine.npz", epochs=1)
+    assert config.dataset == str(tmp_path/"mine.npz")
+    assert training.identity(config)["dataset"].startswith("sha256:")
+    assert noise_file("transition:~/t.npy")[1] == str(tmp_path/"t.npy")
+
+
+def test_the_commit_of_the_library_is_the_last_that_changed_it(tmp_path, monkeypatch):
+    def git(*args): return subprocess.run(
+        ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x@x", *args], check=True, capture_output=True, text=True).stdout
+    code, record = tmp_path/"tce_nb"/"__init__.py", tmp_path/"record.json"
+    code.parent.mkdir()
+    monkeypatch.setattr(training.tce_nb, "__file__", str(code))
+    assert training.library_commit() is None
+    git("init")
+    assert training.library_commit() is None  # no commit yet
+    for file in (code, record):
+        file.write_text("")
+        git("add", ".")
+        git("commit", "-m", file.name)
+    assert training.library_commit() == git("rev-parse", "--short=12", "HEAD~1").strip()
+    code.write_text("# changed")
+    assert training.library_commit().endswith("+changes")
 
 
 def test_a_buffer_made_late_goes_to_the_device_of_the_run(tmp_path):
