@@ -41,6 +41,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.audit._pair_name': ('core/audit.html#_pair_name', 'tce_nb/audit.py'),
                               'tce_nb.audit._pool': ('core/audit.html#_pool', 'tce_nb/audit.py'),
                               'tce_nb.audit._range': ('core/audit.html#_range', 'tce_nb/audit.py'),
+                              'tce_nb.audit._shared': ('core/audit.html#_shared', 'tce_nb/audit.py'),
                               'tce_nb.audit._speed_varies': ('core/audit.html#_speed_varies', 'tce_nb/audit.py'),
                               'tce_nb.audit._steady': ('core/audit.html#_steady', 'tce_nb/audit.py'),
                               'tce_nb.audit._time': ('core/audit.html#_time', 'tce_nb/audit.py'),

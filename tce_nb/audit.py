@@ -371,8 +371,10 @@ class Recorded(_Runs):
 
     def compare(self, quantity, first, second) -> Optional[Estimate]:
         "The mean difference over common seeds"
-        if not any(known_to_learn(self, cell) for cell in (first, second)):
-            return None
+        sides = [(cell, cell._replace(method="ce")) for cell in
+                 (first, second)] if quantity == "gain" else [(first, second)]
+        if not all(any(known_to_learn(self, cell) for cell in side)
+                   for side in sides): return None
         return _difference(self, quantity, first, second)
 
     def extra_time(self) -> Optional[Estimate]:
@@ -545,14 +547,19 @@ def larger(
     quantity: str,
     pairs: Pairs,
     unit: str = "points",
+    more: int = 0,  # comparisons of the same claim, beside these
 ) -> Checks:
     "The quantity is larger in the first cell of every pair"
     def checks(evidence, general=False):
-        family = 1 if general else len(pairs)
+        family = 1 if general else len(pairs) + more
         found = [evidence.compare(quantity, *pair) for pair in pairs]
         return [Check(_pair_name(*pair), above(e, family=family), e, unit,
-                      pair[0][:2]) for pair, e in zip(pairs, found)]
+                      _shared(*pair)) for pair, e in zip(pairs, found)]
     return checks
+
+def _shared(first: Cell, second: Cell) -> tuple:
+    "The column of a pair; of two columns, the data set"
+    return first[:2] if first[:2] == second[:2] else first[:1]
 
 def _pair_name(first: Cell, second: Cell) -> str:
     "What is compared, in few words"
@@ -567,6 +574,7 @@ def alike(
     margin: float,         # in its unit
     share: bool = False,   # the margin is a share of the second's level
     unit: str = "points",
+    more: int = 0,  # comparisons of the same claim, beside these
 ) -> Checks:
     "The quantity differs by less than the margin in every pair"
     def check(evidence, family, first, second):
@@ -577,7 +585,7 @@ def alike(
         return Check(_pair_name(first, second), within(e, limit, family), e,
                      unit, first[:2])
     return lambda evidence, general=False: [
-        check(evidence, 1 if general else len(pairs), *pair)
+        check(evidence, 1 if general else len(pairs) + more, *pair)
         for pair in pairs]
 
 # %% ../nbs/core/12_audit.ipynb #3b4747a9
@@ -626,7 +634,7 @@ def best_alpha(
                                       cell._replace(method=other))
                      for other in others] for a in TAMED}
         outcome = some(every(above(
-            e, family=family, choices=len(TAMED)) for e in es)
+            e, family=family * len(others), choices=len(TAMED)) for e in es)
             for es in found.values())
         lead = {a: min((e for e in es if e), key=lambda e: e.mean)
                 for a, es in found.items() if all(es)}
@@ -858,20 +866,22 @@ _BEST = (
           at_full_scale(gains(_stated), YES, NO)))
 
 # %% ../nbs/core/12_audit.ipynb #631b27c6
-_noisy = [cell for cell in cells_of(*TAMED) if cell.eta > 0]
+_TABLE2 = [name for name in ETAS if name != "cifar100"]
+_noisy = [cell for cell in cells_of(*TAMED, datasets=_TABLE2) if cell.eta > 0]
 _NOISE = (
     Claim("general", "Better than CE and MSE in general",
           "TCE is generally more accurate than CE and than MSE.", "Table 2",
-          "Each exponent is above CE and above MSE in each column; judged as "
-          "a tendency.",
-          larger("accuracy", [pair for other in ("ce", "mse") for pair in
-                              against(cells_of(*TAMED), other)]),
+          "Each exponent is above CE and above MSE in each column of that "
+          "table; judged as a tendency.",
+          larger("accuracy", [
+              pair for other in ("ce", "mse") for pair in
+              against(cells_of(*TAMED, datasets=_TABLE2), other)]),
           general=True),
     Claim("noise", "Helps most with noise",
           "TCE's advantage is larger with noisy labels than without.",
           "Table 2",
-          "The gain of each exponent over CE is larger than on clean labels; "
-          "judged as a tendency.",
+          "The gain of each exponent over CE is larger than on clean labels, "
+          "in that table; judged as a tendency.",
           larger("gain", [(c, c._replace(eta=0.0)) for c in _noisy]),
           general=True),
     Claim("moderate", "α up to 1.5 wins on CIFAR-100",
@@ -886,9 +896,11 @@ _NOISE = (
 _CLEAN = (
     Claim("clean", "Like CE on clean labels",
           "Without noise TCE trains like CE.", "Abstract",
-          f"At η = 0 every α is within {LITTLE:g} points of CE, MNIST aside.",
+          f"A part of it: at η = 0 every α is within {LITTLE:g} points of CE, "
+          "MNIST aside. How fast they get there is not compared.",
           alike("accuracy", against(cells_of(
-              *TAMED, datasets=_HARD, etas=[0.0]), "ce"), LITTLE)),
+              *TAMED, datasets=_HARD, etas=[0.0]), "ce"), LITTLE),
+          enough=False),
     Claim("mnist-easy", "MNIST is easy even at 80% noise",
           "The usual recipe does excellently on MNIST even at η = 0.8.",
           "Table 2", f"CE is above {EXCELLENT:g}% there; smaller runs cannot "
@@ -907,8 +919,8 @@ _ALPHA = (
     Claim("range", "α works below 2",
           "The useful range of the exponent is 0 < α < 2.", "§4",
           "An end can only be seen from beyond it, and no table or run has "
-          "an exponent above 2. That α = 2 often wins shows that the range "
-          "does not end before it.",
+          "an exponent above 2. In the paper's tables α = 2 is the best of "
+          "its column in 8 of 14, so there the range does not end before it.",
           lambda *_: [Check("an exponent above 2", MISSING, None)]),
     Claim("trade-off", "α = 1.5 is the best trade-off",
           "Of all losses, α = 1.5 best combines accuracy and speed.", "§3.5",
@@ -961,7 +973,6 @@ _EARLY = (
                                below), YES), general=True),)
 
 # %% ../nbs/core/12_audit.ipynb #d547ec02
-_clean = [cell for cell in _curves if cell.eta == 0]
 _CURVES = (
     Claim("drop", "The first drop helps every loss",
           "When the learning rate first drops, so does the error, for all "
@@ -972,9 +983,9 @@ _CURVES = (
           "After the drop the error rises again, even at η = 0.",
           "§3.4, Fig. 2", "Between the two drops, the last quarter of the "
           "epochs is less accurate than the first (a negative number is a "
-          "gain), for each loss of Fig. 2; "
-          "smaller runs cannot refute it.",
-          at_full_scale(positive("slide", _clean), NO)))
+          "gain), for CE, which the caption of Fig. 2 names; smaller runs "
+          "cannot refute it.", at_full_scale(positive("slide", [
+              Cell("cifar100", 0.0, "ce")]), NO)))
 
 # %% ../nbs/core/12_audit.ipynb #0672d46d
 _SLIDES = (
@@ -1012,13 +1023,16 @@ _SPEED = (
     Claim("first-stage", "CE fastest, α = 2 like MSE",
           "At the first learning rate CE is fastest and α = 1 close to it, "
           "while α = 2 is as slow as MSE.", "§3.4",
-          "On CIFAR-100 at η = 0.4, MSE and α = 2 need more epochs than CE; "
-          f"α = 1 and CE, and α = 2 and MSE, are {_near}.",
+          "A part of it: on CIFAR-100 at η = 0.4, one of the five ratios of "
+          "Fig. 2, MSE and α = 2 need more epochs than CE; α = 1 and CE, and "
+          f"α = 2 and MSE, are {_near}. Whether CE is faster than α = 1 is "
+          "not asked.",
           together(larger("speed", [(_fig3["mse"], _fig3["ce"]),
-                                    (_fig3["tce:2"], _fig3["ce"])], "epochs"),
+                                    (_fig3["tce:2"], _fig3["ce"])], "epochs",
+                          more=2),
                    alike("speed", [(_fig3["tce:1"], _fig3["ce"]),
                                    (_fig3["tce:2"], _fig3["mse"])],
-                         SAME_SPEED, True, "epochs"))),
+                         SAME_SPEED, True, "epochs", more=2)), enough=False),
     Claim("same-speed", "As fast as CE for α ≤ 1",
           "Up to α = 1 TCE needs about as many epochs as CE.", "§3.5",
           f"On CIFAR-100 at η = 0.4 they are {_near}.",
@@ -1034,14 +1048,17 @@ _TIME = (
                 SAME_SPEED, True, "epochs")),
     Claim("mse-slowest", "Never as slow as MSE",
           "Beyond α = 1 TCE slows down, but not to the pace of MSE.", "§3.5",
-          "On CIFAR-100 at η = 0.4 MSE needs more epochs than α = 1.5 and 2.",
-          larger("speed", [(_fig3["mse"], _fig3[m]) for m in TAMED[2:]],
-                 "epochs")),
+          "On CIFAR-100 at η = 0.4 MSE needs more epochs than α = 1.5 and 2, "
+          "α = 2 more than 1.5, and 1.5 more than 1.",
+          larger("speed", [*((_fig3["mse"], _fig3[m]) for m in TAMED[2:]),
+                           (_fig3["tce:2"], _fig3["tce:1.5"]),
+                           (_fig3["tce:1.5"], _fig3["tce:1"])], "epochs")),
     Claim("time", "No difference in time",
           "Training takes as long with one loss as with another.", "§3.1",
-          f"An epoch of TCE and one of CE differ by less than {SAME_TIME:g}% "
-          "of their time, in the benchmark: the seconds of records include "
-          "pauses.", _time, enough=False))
+          "A part of it: an epoch of TCE and one of CE differ by less than "
+          f"{SAME_TIME:g}% of their time, in the benchmark, for the seconds of "
+          "records include pauses. MSE and MAE are not timed.",
+          _time, enough=False))
 
 CLAIMS = (*_ACCURACY, *_BEST, *_NOISE, *_CLEAN, *_ALPHA, *_BASELINES, *_MSE,
           *_EARLY, *_CURVES, *_SLIDES, *_VARIES, *_SPEED, *_TIME)

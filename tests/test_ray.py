@@ -60,6 +60,7 @@ def test_a_node_dies_and_nothing_is_lost(cluster, undisturbed, tmp_path):
     end = time.time() + 120
     while len(list(folder.rglob("*.progress"))) < 2 and time.time() < end and sweep.poll() is None:
         time.sleep(0.2)  # both nodes have begun
+    assert sweep.poll() is None and len(list(folder.rglob("*.progress"))) >= 2
     kill(second)
     said = finish(sweep, timeout=400)
     assert essence(results) == undisturbed
