@@ -1056,8 +1056,8 @@ _TIME = (
     Claim("time", "No difference in time",
           "Training takes as long with one loss as with another.", "§3.1",
           "A part of it: an epoch of TCE and one of CE differ by less than "
-          f"{SAME_TIME:g}% of their time, in the benchmark, for the seconds of "
-          "records include pauses. MSE and MAE are not timed.",
+          f"{SAME_TIME:g}% of their time, in the benchmark, for the seconds "
+          "of records include pauses. MSE and MAE are not timed.",
           _time, enough=False))
 
 CLAIMS = (*_ACCURACY, *_BEST, *_NOISE, *_CLEAN, *_ALPHA, *_BASELINES, *_MSE,

@@ -1,5 +1,6 @@
 """A sweep on a real cluster of two nodes, one of which is killed."""
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -32,6 +33,16 @@ def kill(node):
     node.wait()
 
 
+def wait_for_nodes(count, address):
+    "Until a cluster has so many nodes"
+    for _ in range(60):
+        time.sleep(1)
+        said = subprocess.run([str(BIN/"ray"), "status", f"--address={address}"], capture_output=True, text=True,
+                              env={**os.environ, **OPEN}).stdout
+        if len(re.findall(r"(?m)^ 1 node_", said)) == count: return
+    pytest.fail(f"no cluster of {count} nodes: {said}")
+
+
 @pytest.fixture
 def cluster():
     "The address of a cluster, its second node, and the nodes' folder"
@@ -40,12 +51,9 @@ def cluster():
         address = f"127.0.0.1:{free.getsockname()[1]}"
     folder = Path(tempfile.mkdtemp(prefix="tce", dir="/tmp"))  # sockets need a short path
     head = start_node(folder, "--head", f"--port={address.split(':')[1]}", "--include-dashboard=false")
-    for _ in range(60):
-        time.sleep(1)
-        up = subprocess.run([str(BIN/"ray"), "health-check", f"--address={address}"], capture_output=True,
-                            env={**os.environ, **OPEN})
-        if up.returncode == 0: break
+    wait_for_nodes(1, address)
     second = start_node(folder, f"--address={address}")
+    wait_for_nodes(2, address)
     yield address, second, folder
     for node in (second, head):
         if node.poll() is None: kill(node)
