@@ -28,6 +28,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.audit._Runs': ('core/audit.html#_runs', 'tce_nb/audit.py'),
                               'tce_nb.audit._Runs.__init__': ('core/audit.html#_runs.__init__', 'tce_nb/audit.py'),
                               'tce_nb.audit._Runs.full': ('core/audit.html#_runs.full', 'tce_nb/audit.py'),
+                              'tce_nb.audit._all_guess': ('core/audit.html#_all_guess', 'tce_nb/audit.py'),
                               'tce_nb.audit._and_held_out': ('core/audit.html#_and_held_out', 'tce_nb/audit.py'),
                               'tce_nb.audit._as_printed': ('core/audit.html#_as_printed', 'tce_nb/audit.py'),
                               'tce_nb.audit._bounds': ('core/audit.html#_bounds', 'tce_nb/audit.py'),
