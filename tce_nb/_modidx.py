@@ -179,6 +179,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                             'tce_nb.cli._in_tables': ('core/cli.html#_in_tables', 'tce_nb/cli.py'),
                             'tce_nb.cli._json_state': ('core/cli.html#_json_state', 'tce_nb/cli.py'),
                             'tce_nb.cli._line': ('core/cli.html#_line', 'tce_nb/cli.py'),
+                            'tce_nb.cli._methods': ('core/cli.html#_methods', 'tce_nb/cli.py'),
                             'tce_nb.cli._names': ('core/cli.html#_names', 'tce_nb/cli.py'),
                             'tce_nb.cli._number': ('core/cli.html#_number', 'tce_nb/cli.py'),
                             'tce_nb.cli._other_epochs': ('core/cli.html#_other_epochs', 'tce_nb/cli.py'),

@@ -694,9 +694,7 @@ def command_results(options: argparse.Namespace) -> int:
         planned = {cell_of(job.config) for job in plan("beyond")}
         frame = frame[frame.cell.isin(planned)]
     elif options.preset: frame = frame[frame.scale == options.preset]
-    losses = [_in_tables(word) for word in spelt_out(options.loss or ())]
-    if "tce" in (options.loss or ()):  # other exponents, too
-        losses += [m for m in whole.method.unique() if m[:4] == "tce:"]
+    losses = _methods(options.loss or (), whole)
     noises = [bare_noise(word) for word in options.noise or ()]
     for column, wanted, known in (
             ("dataset", options.dataset, SIZES), ("eta", options.eta, None),
@@ -716,6 +714,12 @@ def _in_tables(method: str) -> str:
     loss, _, alpha = method.partition(":")
     try: return loss_name(loss, float(alpha)) if loss == "tce" else method
     except ValueError: return method
+
+def _methods(losses: Iterable[str], frame: pd.DataFrame) -> list[str]:
+    "Losses as tables name them; `tce` alone is every recorded exponent, too"
+    recorded = [m for m in frame.method.unique() if m.startswith("tce:")]
+    return [_in_tables(word) for word in spelt_out(losses)] \
+        + recorded * ("tce" in losses)
 
 def _bare(values: Iterable, column: str) -> list:
     "The values of a column, without the folders and versions of files"
