@@ -113,7 +113,7 @@ def variation(
     return Estimate(value, low, high, n, n - 1)
 
 # %% ../nbs/core/12_audit.ipynb #2718848b
-OUTCOMES = ("as claimed", "against", "undecided", "missing")
+OUTCOMES = ("as claimed", "against", "undecided", "not compared")
 YES, NO, OPEN, MISSING = OUTCOMES
 
 def above(
