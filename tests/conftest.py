@@ -80,6 +80,24 @@ def essence(folder):
     return found
 
 
+def waiting_loss(folder):
+    "A `--loss` that is cross entropy and, while a file `wait` is in the folder, stops at its eleventh batch"
+    (folder/"waiting.py").write_text(f"""
+import time
+from pathlib import Path
+from torch import nn
+
+class Waiting(nn.CrossEntropyLoss):
+    batches = 0
+
+    def forward(self, *batch):
+        self.batches += 1
+        while self.batches > 10 and Path({str(folder/"wait")!r}).exists(): time.sleep(0.1)
+        return super().forward(*batch)
+""")
+    return f"{folder}/waiting.py:Waiting"
+
+
 @pytest.fixture(scope="session")
 def once(tmp_path_factory, worker_id):
     "A folder that one of the workers fills and all of them use"

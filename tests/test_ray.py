@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import BIN, JOBS, SET, SWEEP, essence, finish, tce
+from conftest import BIN, SET, essence, finish, tce, waiting_loss
 
 OPEN = {"RAY_AUTH_MODE": "disabled"}  # whatever token this user has
 
@@ -60,17 +60,20 @@ def cluster():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_node_dies_and_nothing_is_lost(cluster, undisturbed, tmp_path):
+def test_a_node_dies_and_nothing_is_lost(cluster, tmp_path):
     address, second, folder = cluster
-    results = tmp_path/"results"
-    cells = SWEEP[:SWEEP.index("--workers")]
-    sweep = tce(*cells, *SET, "--ray", address, "--results", results, env=OPEN)
+    results, alone, wait = tmp_path/"results", tmp_path/"alone", tmp_path/"wait"
+    cells = ["sweep", "--preset", "smoke", "--seeds", 1, "--eta", 0, 0.4, "--loss", waiting_loss(tmp_path), *SET]
+    wait.touch()
+    sweep = tce(*cells, "--ray", address, "--results", results, env=OPEN)
     end = time.time() + 400  # it costs nothing to be patient
     while len(list(folder.rglob("*.progress"))) < 2 and time.time() < end and sweep.poll() is None:
-        time.sleep(0.2)  # both nodes have begun
-    assert sweep.poll() is None and len(list(folder.rglob("*.progress"))) >= 2
+        time.sleep(0.2)  # both nodes are under way
+    assert sweep.poll() is None and len(list(folder.rglob("*.progress"))) == 2
     kill(second)
+    wait.unlink()
     said = finish(sweep, timeout=400)
-    assert essence(results) == undisturbed
-    assert said.count(" done ") == len(JOBS)
-    for name in undisturbed: assert (results/"records"/f"{name}.ipynb").exists()
+    assert said.count(" done ") == 4
+    finish(tce(*cells, "--results", alone))
+    assert essence(results) == essence(alone)
+    for name in essence(alone): assert (results/"records"/f"{name}.ipynb").exists()

@@ -19,7 +19,7 @@ import pytest
 import torch
 from filelock import FileLock, Timeout
 
-from conftest import BIN, JOBS, SET, SWEEP, essence, finish, run_undisturbed, save_npz, tce
+from conftest import BIN, JOBS, SET, SWEEP, essence, finish, run_undisturbed, save_npz, tce, waiting_loss
 from tce_nb.records import Files, lock_of, recorded, run_name
 from tce_nb.sweep import (
     Job, LocalPool, Outcome, State, Sweep, _clash, _connect, _is_lost, _on_gpu, _own_folder, _run_there, _starter, _wait, execute,
@@ -252,11 +252,13 @@ def test_the_worker_runs_what_was_planned(tmp_path, changes):
 
 
 def test_a_failed_rerun_keeps_the_record(tmp_path):
-    run = ["run", "--epochs", 1, "--train-per-class", 4, "--test-per-class", 2, "--results", tmp_path]
+    run = ["run", "--loss", waiting_loss(tmp_path), "--epochs", 2, "--batch-size", 4, "--train-per-class", 8,
+           "--test-per-class", 2, "--results", tmp_path]
     finish(tce(*run))
     before, notebook = essence(tmp_path), next(tmp_path.glob("records/*.ipynb"))
     executed = notebook.read_text()
-    said = finish(tce(*run, "--rerun", "--limit", 0.0012), code=1)
+    (tmp_path/"wait").touch()
+    said = finish(tce(*run, "--rerun", "--limit", 0.002), code=1)
     assert said.count("running") == 1, "the limit is not tried twice"
     assert essence(tmp_path) == before and notebook.read_text() == executed
     assert "1 to do" in finish(tce(*run, "--rerun", "--dry-run"))
