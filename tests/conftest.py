@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from filelock import FileLock
+from hypothesis import settings
 
 from tce_nb.records import make_record, write_record
 from tce_nb.sweep import plan
@@ -19,6 +21,16 @@ from tce_nb.training import Run, make_task
 ROOT = Path(__file__).parents[1]
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C, and so would the children
 SKIP = {".venv", "_build", ".pytest_cache", ".mypy_cache", "__pycache__", ".hypothesis", "tce_nb.egg-info"}
+
+
+# the same examples in every run; --hypothesis-profile=default draws new ones
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.load_profile("same")
+
+
+def pytest_runtest_setup():
+    "A test draws the same numbers, whichever ran before it in its worker"
+    torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import TINY
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tce_nb.data import Images
 from tce_nb.diagnosis import (
@@ -30,7 +30,6 @@ def tensors(pairs):
     return torch.tensor(confidence, dtype=torch.float64), torch.tensor(correct)
 
 
-@settings(deadline=None)
 @given(predictions, st.integers(1, 9))
 def test_every_confidence_is_in_one_bin_of_equal_width(pairs, bins):
     total = 0.0
@@ -40,7 +39,6 @@ def test_every_confidence_is_in_one_bin_of_equal_width(pairs, bins):
     assert calibration_error(*tensors(pairs), bins).item() == pytest.approx(total / len(pairs))
 
 
-@settings(deadline=None)
 @given(predictions, st.integers(1, 9), st.randoms())
 def test_equal_confidence_may_come_in_any_order(pairs, bins, random):
     mixed = random.sample(pairs, len(pairs))
@@ -48,7 +46,6 @@ def test_equal_confidence_may_come_in_any_order(pairs, bins, random):
         assert measure(*tensors(pairs)) == pytest.approx(measure(*tensors(mixed)), abs=1e-12)
 
 
-@settings(deadline=None)
 @given(predictions)
 def test_the_risk_is_the_mean_over_all_orders_of_ties(pairs):
     areas = []
@@ -100,18 +97,19 @@ def test_average_precision_is_the_mean_precision_at_each_wrong_label():
 @pytest.mark.parametrize("num_classes", [3, 10, 100])
 @pytest.mark.parametrize("eta", [0.0, 0.3, 0.8, 1.0])
 def test_a_network_without_mistakes_gives_the_noise_ratio(num_classes, eta):
-    labels = torch.arange(20_000) % num_classes
+    labels, lower = torch.arange(20_000) % num_classes, num_classes // 2
     logits = 5 * F.one_hot(labels, num_classes) + torch.rand(20_000, num_classes)
+    share = eta * lower / num_classes  # of a label among the unlikely half, read on the 10,000 sure samples
+    sigma = math.sqrt(share * (1 - share) / 10_000) * num_classes / lower
     noisy = add_noise("uniform_including_true", labels, eta, num_classes, seed=0)
     guess = estimate_noise(logits, noisy.labels)
-    assert guess.eta == pytest.approx(eta, abs=0.03)
+    assert guess.eta == pytest.approx(eta, abs=4 * sigma)
     assert guess.low <= guess.eta <= guess.high <= 1
-    assert guess.wrong_rate == pytest.approx(noisy.wrong_rate, abs=0.03)
+    assert guess.wrong_rate == pytest.approx(noisy.wrong_rate, abs=4 * sigma)
     assert guess.disagreement == pytest.approx(noisy.wrong_rate)
 
 
 def test_arrays_and_small_integers_are_taken():
-    torch.manual_seed(0)
     logits, labels = torch.randn(50, 4), torch.arange(50) % 4
     backwards = labels.flip(0).numpy()[::-1]
     for same in (labels.numpy(), labels.to(torch.uint8), labels.int(), labels.tolist(), backwards, pd.Series(labels),
@@ -125,7 +123,6 @@ def test_arrays_and_small_integers_are_taken():
 
 
 def test_the_mistakes_of_a_network_count_little_where_it_is_sure():
-    torch.manual_seed(0)
     labels = torch.randint(4, (20_000,))
     hard = torch.arange(20_000) % 2 == 0
     logits = 4 * F.one_hot(labels, 4) + torch.randn(20_000, 4)
