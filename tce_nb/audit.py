@@ -513,7 +513,7 @@ class Check(NamedTuple):
     outcome: str
     estimate: Optional[Estimate]
     unit: str = "points"
-    place: tuple = ()  # data set, ...: the same where runs are shared
+    place: tuple = ()  # data set, ...: the same where images are shared
 
 class Checks(Protocol):
     "How to compare: one by one for a tendency, else all at once"
@@ -606,7 +606,7 @@ def levels(
         family = 1 if general else len(limits)
         found = {cell: evidence.level(quantity, cell) for cell in limits}
         return [Check(_name(cell), rule(e, limits[cell], family), e, unit,
-                      cell) for cell, e in found.items()]
+                      cell[:2]) for cell, e in found.items()]
     return checks
 
 def guessing(
@@ -752,7 +752,7 @@ def _words(check: Check) -> str:
     if math.isnan(e.mean): return f"{check.label}: neither gets there"
     sign = "" if check.unit == "%" else "+"
     low = max(e.low, 0) if check.unit == "%" else e.low  # a share
-    def show(x): return f"{x:{sign}.2f}".replace("-", "−")
+    def show(x): return f"{round(x, 2) + 0.0:{sign}.2f}".replace("-", "−")
     bounds = _bounds(low, e.high, show) if e.n is not None and e.df > 0 \
         else ""
     gap = "" if check.unit[0] == "%" else " "
@@ -1065,7 +1065,7 @@ _TIME = (
           "Training takes as long with one loss as with another.", "§3.1",
           "A part of it: an epoch of TCE and one of CE differ by less than "
           f"{SAME_TIME:g}% of their time, in the benchmark, for the seconds "
-          "of records include pauses. MSE and MAE are not timed.",
+          "of records include pauses. Epochs with MSE or MAE are not timed.",
           _time, enough=False))
 
 CLAIMS = (*_ACCURACY, *_BEST, *_NOISE, *_CLEAN, *_ALPHA, *_BASELINES, *_MSE,

@@ -935,8 +935,8 @@ def _verdict(gain: dict[str, float]) -> str:
     span = f"95% interval {low:+.1f} to {high:+.1f}, {gain['n']} seeds"
     if low > 0: return f"Taming gained {mean:.1f} points ({span})."
     if high < 0: return f"Taming lost {-mean:.1f} points ({span})."
-    return (f"The difference of {mean:+.1f} points is within what the seeds "
-            f"can tell ({span}).")
+    return (f"The difference of {mean:+.1f} points cannot be told from chance "
+            f"({span}).")
 
 # %% ../nbs/core/07_figures.ipynb #bdd0a47b
 def both_tables(
