@@ -336,6 +336,8 @@ def _changes(words: list[str]) -> dict[str, Any]:
             unknown("--set", name, sorted(free)))
         if not given: raise ValueError(
             f"--set: got {word!r}, expected {word}=VALUE")
+        if name in changes: raise ValueError(
+            f"--set: got {name} twice, expected each field once")
         try: changes[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError): changes[name] = value
     return changes
@@ -382,8 +384,9 @@ def _check_here(jobs: list[Job], options, results: Path) -> None:
     if not options.ray:
         for name in {job.config.device for job in jobs}: pick_device(name)
     try:
-        (results/"work").mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=results/"work"): pass
+        for part in ("work", "records"):
+            (results/part).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=results/part): pass
     except OSError as error: raise ValueError(
         f"--results: got {str(results)!r}, expected a folder that can be "
         f"written to ({error.strerror})") from None
@@ -529,7 +532,7 @@ class _Screen:
 # %% ../nbs/core/09_cli.ipynb #e843d20c
 def _draw(screen: _Screen, sweep: Sweep, changed: Optional[State]) -> None:
     "What has come out, as a line that stays, and the table as it stands"
-    if changed and changed.state in ("done", "failed", "waiting"):
+    if changed and (changed.state in ("done", "failed") or changed.reason):
         screen.console.print(escape(_line(screen, sweep, changed)),
                              soft_wrap=True)
     screen.drawn = time.time()

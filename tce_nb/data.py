@@ -22,7 +22,7 @@ from filelock import FileLock
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['ARRAYS', 'CLASSES', 'SIZES', 'PAD', 'Dataset', 'DataError', 'load_digits', 'load_npz', 'import_torchvision',
+__all__ = ['ARRAYS', 'CLASSES', 'SIZES', 'PAD', 'Dataset', 'DataError', 'load_digits', 'load_npz', 'import_torchvision', 'expand',
            'data_root', 'load', 'first_per_class', 'subset', 'hold_out', 'channel_stats', 'Images', 'epoch_batches']
 
 # %% ../nbs/core/02_data.ipynb #cee25963
@@ -165,12 +165,22 @@ def import_torchvision():
     return importlib.import_module("torchvision")
 
 # %% ../nbs/core/02_data.ipynb #3003306a
+def expand(
+    name: str,                # of the argument
+    path: Union[str, Path],   # may begin with ~ or ~user
+) -> Path:
+    "A path with the home folder in the place of its ~"
+    try: return Path(path).expanduser()
+    except RuntimeError: raise ValueError(
+        f"{name}: got {str(path)!r}, expected a folder of a user who is known "
+        "here") from None
+
 def data_root(
     root: Union[str, Path, None] = None,  # default: TCE_DATA, or the cache
 ) -> Path:
     "The folder that data sets are looked for in, and downloaded to"
     root = root or os.environ.get("TCE_DATA")
-    if root: return Path(root).expanduser()
+    if root: return expand("data", root)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home()/".cache"
     return Path(cache)/"tce_nb"
 

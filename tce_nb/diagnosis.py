@@ -31,7 +31,8 @@ def _as_tensor(name: str, value) -> Tensor:
     "A tensor on the CPU, of a tensor, an array, a data frame or a list"
     try:
         if not isinstance(value, Tensor) and hasattr(value, "__array__"):
-            value = value.__array__().copy()  # whatever its strides
+            array = value.__array__()  # a copy, whatever its strides
+            value = array.astype(array.dtype.newbyteorder("="))
         return torch.as_tensor(value).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
         _refuse(ValueError, name, _describe(value), "a tensor or an array "
@@ -52,9 +53,10 @@ def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
         ValueError, "logits", f"nothing but -inf in row {int(lost[0])}",
         "a number for at least one class")
     off = logits.sum(1, dtype=torch.float64) - 1
-    rounding = torch.finfo(logits.dtype).eps
-    if len(logits) > 1 and (logits >= 0).all() \
-            and off.abs().max() < 1e-3 + 2 * rounding:
+    rounding = 2 * torch.finfo(logits.dtype).eps
+    rounding += 0.05 if len(logits) >= 10 else 1e-3  # to two decimals, too
+    if len(logits) > 1 and ((logits >= 0) & (logits <= 1)).all() \
+            and off.abs().max() < rounding:
         _refuse(ValueError, "logits", "probabilities", "their logarithms")
     return logits, _class_indices(labels, *logits.shape)
 
@@ -62,8 +64,8 @@ def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
 def _class_indices(labels, n: int, num_classes: int) -> Tensor:
     "Labels of `n` samples as int64, or a refusal"
     labels = _as_tensor("labels", labels)
-    if labels.is_floating_point() or labels.dtype == torch.bool \
-            or labels.shape != (n,):
+    if labels.is_floating_point() or labels.is_complex() \
+            or labels.dtype == torch.bool or labels.shape != (n,):
         _refuse(ValueError, "labels", _describe(labels),
                 f"integer class indices of shape ({n},)")
     labels = labels.long()

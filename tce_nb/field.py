@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .losses import (
-    LOSSES, CrossEntropyLoss, _along, _autocast, _check_range,
-    _check_target, _class_dim, _counts, _describe, _is_soft, _one_hot,
-    _promoted, _reduce, _refuse, _smooth, _widen)
+    LOSSES, CrossEntropyLoss, _along, _autocast, _check_options,
+    _check_range, _check_target, _class_dim, _counts, _describe, _is_soft,
+    _one_hot, _promoted, _reduce, _refuse, _smooth, _widen)
 from .noise import _check_matrix
 
 # %% auto #0
@@ -97,6 +97,8 @@ def _settings(loss: FieldLoss) -> str:
 # %% ../nbs/core/13_field.ipynb #d5b12415
 def _field_loss(loss: FieldLoss, input: Tensor, target: Tensor) -> Tensor:
     "What all losses of the field share"
+    _check_options(loss.weight, loss.ignore_index, loss.reduction,
+                   loss.label_smoothing)
     _check_target(input, target, loss.weight, loss.ignore_index)
     if loss.cost is None and loss.divergence is None: _refuse(
         TypeError, "loss", type(loss).__name__, "a class with a cost, a "

@@ -173,6 +173,9 @@ def transition_matrix(
     (true, back), (new, _) = map(_as_tensor, (noisy.true_labels,
                                               noisy.labels))
     for labels in (true, new): _check_noise(labels, 0, num_classes)
+    if true.shape != new.shape: raise ValueError(
+        f"noisy: got labels of shape {tuple(new.shape)}, expected that of the "
+        f"true labels, {tuple(true.shape)}")
     pairs = true.flatten().long() * num_classes + new.flatten().long()
     counts = torch.bincount(pairs, minlength=num_classes ** 2)
     counts = counts.view(num_classes, num_classes).double()
@@ -290,10 +293,12 @@ def _check_matrix(matrix, name: str = "matrix") -> Tensor:
     "A row-stochastic matrix as float64 on the CPU"
     try:
         if hasattr(matrix, "to_numpy"): matrix = matrix.to_numpy(copy=True)
+        rows = torch.as_tensor(matrix, device="cpu")
+        if rows.is_complex(): raise TypeError("no probabilities")
         rows = torch.as_tensor(matrix, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{name}: got {type(matrix).__name__}, expected "
-                        "K x K numbers") from None
+                        "K x K real numbers") from None
     if rows.dim() != 2 or len(rows) != rows.shape[1] or len(rows) < 2:
         raise ValueError(f"{name}: got shape {tuple(rows.shape)}, expected "
                          "K x K with K >= 2")

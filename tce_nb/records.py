@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from .data import SIZES, Images
+from .data import SIZES, Images, expand
 from .losses import bare_loss, loss_file, tamed_weight
 from .noise import bare_noise, noise_file
 from .training import (
@@ -146,7 +146,7 @@ def results_folder(
     "The folder of records, as an absolute path"
     folder = folder or os.environ.get("TCE_RESULTS") or \
         (project_folder() or Path.cwd())/"results"
-    path = Path(folder).expanduser().absolute()
+    path = expand("results", folder).absolute()
     if path.exists() and not path.is_dir(): raise ValueError(
         f"results: got {str(path)!r}, expected a folder")
     return path
@@ -467,7 +467,17 @@ def is_running(
     try:
         with lock_of(name, folder).acquire(timeout=0): return False
     except Timeout: return True
-    except OSError: return False  # nothing can be written to this folder
+    except OSError: return _held(Files(name, folder).lock)
+
+def _held(lock: Path) -> bool:
+    "Whether somebody holds a lock that one may read and not write"
+    try:
+        import fcntl  # not on Windows
+        with open(lock, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError: return True
+    except (ImportError, OSError): pass
+    return False
 
 # %% ../nbs/core/05_records.ipynb #a95b87c2
 def record_run(

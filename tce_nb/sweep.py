@@ -22,11 +22,12 @@ from .data import CLASSES, SIZES, data_root, load_npz
 from .losses import LOSSES, get_loss, loss_file
 from .noise import noise_file
 from .records import (
-    Files, RecordError, is_running, lock_of, other_images, record_config,
-    recorded, run_name, selected_by)
+    Files, RecordError, is_running, lock_of, other_images, read_record,
+    record_config, recorded, run_name, selected_by)
 from .training import (
-    PRESETS, Config, check_look_alikes, knows_look_alikes, pick_device,
-    prepare, preset, train_epoch, write_whole)
+    PRESETS, CheckpointError, Config, DamagedCheckpoint, check_look_alikes,
+    knows_look_alikes, load_checkpoint, pick_device, prepare, preset,
+    train_epoch, write_whole)
 
 # %% auto #0
 __all__ = ['METHODS', 'TAMED', 'ETAS', 'SEEDS', 'FIELD', 'OTHER_NOISES', 'SETTINGS', 'KEEP_MEMORY', 'STATES', 'unknown',
@@ -390,8 +391,7 @@ def _end_with_driver(pipe: int) -> None:
 # %% ../nbs/core/06_sweep.ipynb #4f5ae1af
 def _run_job(job: dict, files: Files) -> None:
     "Execute a job's notebook; it belongs beside the record that it wrote"
-    name, parameters, before = job["name"], job["parameters"], \
-        _modified(files.record)
+    name, parameters = job["name"], job["parameters"]
     if parameters["data"]: os.environ["TCE_DATA"] = parameters["data"]
     config = Config(**{field.name: parameters[field.name]
                        for field in fields(Config)
@@ -400,15 +400,23 @@ def _run_job(job: dict, files: Files) -> None:
         "loss, dataset or noise: a file has changed since this run was "
         "planned; start it again")
     try: run_notebook(job["kind"], files.draft, parameters)
-    finally:
-        if _modified(files.record) != before and files.draft.exists():
-            os.replace(files.draft, files.notebook)
+    finally: _keep_notebook(files)
     if not recorded(name, files.record.parents[1]):
         raise RuntimeError("the notebook left no record of this run")
 
 def _modified(path: Path) -> int:
     "When a file was last written, 0 if there is none"
     return path.stat().st_mtime_ns if path.exists() else 0
+
+# %% ../nbs/core/06_sweep.ipynb #4f5ae1b0
+def _keep_notebook(files: Files) -> None:
+    "Move a notebook beside the record that it wrote, ended early or not"
+    try:
+        about = json.loads(files.draft.read_bytes())["metadata"]["papermill"]
+        began, finished = (stamp[:19] for stamp in (  # to the second
+            about["start_time"], read_record(files.record)["finished"]))
+    except (OSError, ValueError, KeyError, TypeError, RecordError): return
+    if began <= finished: os.replace(files.draft, files.notebook)
 
 # %% ../nbs/core/06_sweep.ipynb #12cd602b
 def _reason(error: BaseException) -> tuple[str, bool]:
@@ -471,6 +479,7 @@ def execute(
             env={**KEEP_MEMORY, **os.environ, **environment})
     started(process)
     code, timed_out = _wait(process, message, limit)
+    _keep_notebook(files)  # a process that was killed could not
     old = message["parameters"]["rerun"] and before == _modified(files.record)
     if not old and recorded(name, files.record.parents[1]):
         return Outcome(name, "done")
@@ -800,6 +809,7 @@ class Sweep:
         tell: Callable[[Sweep, Optional[State]], object],  # of every change
     ) -> None:
         self.pool, self.results, self.tell = pool, results, tell
+        for job in jobs: _keep_notebook(Files(job.name, results))
         self.states = {job.name: _fresh(look(job, results)) for job in jobs}
         self.running: dict[concurrent.futures.Future, State] = {}
         self.looked = 0.0  # when, at the runs of other drivers
@@ -861,7 +871,7 @@ def _start(sweep: Sweep) -> None:
                 sweep.set(before, "waiting")
                 continue
         state.tries += 1
-        sweep.set(state, "running")
+        sweep.set(state, "running", _damage(state.job, sweep.results))
         sweep.running[sweep.pool.submit(state.job, selected)] = state
 
 # %% ../nbs/core/06_sweep.ipynb #001d7746
@@ -888,6 +898,20 @@ def _look_elsewhere(sweep: Sweep) -> None:
             now = look(state.job, sweep.results).state
             known = now in ("done", "elsewhere")
             sweep.set(state, now if known else "waiting")
+
+# %% ../nbs/core/06_sweep.ipynb #001d7747
+def _damage(job: Job, results: Path) -> str:
+    "What a run that is about to start cannot use, in words"
+    files = Files(job.name, results)
+    if files.record.exists() and not recorded(job.name, results):
+        return "its record is damaged and will be set aside"
+    try:
+        if files.checkpoint.exists():
+            load_checkpoint(files.checkpoint, job.config)
+    except DamagedCheckpoint:
+        return "its checkpoint is damaged, so it starts from the first epoch"
+    except (OSError, ValueError, CheckpointError): pass  # for the run to say
+    return ""
 
 # %% ../nbs/core/06_sweep.ipynb #2614a3ea
 def image_counts(

@@ -517,12 +517,23 @@ def _randomness(config: Config, epoch: int, device: torch.device):
 def _step(parts: Parts, batch: Tensor, labels: Tensor):
     "A step of the optimiser; the loss and the logits it was made from"
     with parts.autocast: logits = parts.model(batch).float()
-    loss = parts.criterion(logits, labels)
+    loss = _check_loss(parts.criterion(logits, labels))
     parts.optimizer.zero_grad()
     parts.scaler.scale(loss).backward()
     parts.scaler.step(parts.optimizer)
     parts.scaler.update()
     return loss.detach(), logits.detach()
+
+# %% ../nbs/core/04_training.ipynb #ae8000e9
+def _check_loss(loss) -> Tensor:
+    "Refuse what a loss of one's own returns if nothing can be learned by it"
+    if isinstance(loss, Tensor) and loss.dim() == 0 and loss.requires_grad:
+        return loss
+    got = type(loss).__name__ if not isinstance(loss, Tensor) else \
+        f"a tensor of shape {tuple(loss.shape)}" if loss.dim() else \
+        "a tensor that does not depend on the logits"
+    raise TypeError(f"loss: returned {got}, expected a single number, as a "
+                    "tensor with a gradient")
 
 # %% ../nbs/core/04_training.ipynb #3f7e254e
 def _count_labels(parts: Parts, i: Tensor, loss: Tensor, predicted: Tensor):
@@ -721,6 +732,7 @@ def _state(run: Run, parts: Parts) -> dict:
                 diverged=run.diverged, resumed=run.resumed,
                 made_on=run.made_on, data=parts.task.fingerprint,
                 device=parts.labels.device.type,
+                attributes=_attributes(parts.criterion),
                 **{name: getattr(parts, name).state_dict()
                    for name in _STATEFUL})
 
@@ -736,6 +748,7 @@ def _resume(run: Run, parts: Parts, path: Path) -> None:
                                   "remove it to start the run again")
     _make_buffers(parts.criterion, state["criterion"], device)
     for name in _STATEFUL: getattr(parts, name).load_state_dict(state[name])
+    _set_attributes(parts.criterion, state.get("attributes", {}), device)
     run.history, run.diverged = state["history"], state["diverged"]
     run.resumed = state["resumed"] + (not run.finished)
     _go_on_here(run, state.get("made_on", []))
@@ -757,6 +770,23 @@ def _go_on_here(run: Run, before: list[dict]) -> None:
     if before and len(run.made_on) > len(before): warnings.warn(
         "this run goes on with other code, versions or hardware than it had; "
         "its record will name both")
+
+# %% ../nbs/core/04_training.ipynb #f48d1c72
+def _attributes(criterion: nn.Module) -> dict[str, dict[str, Any]]:
+    "Numbers and tensors that a loss keeps beside its buffers: a counter, ..."
+    return {owner: {name: value.detach() if isinstance(value, Tensor)
+                    else value for name, value in vars(module).items()
+                    if type(value) in (bool, int, float, Tensor)}
+            for owner, module in criterion.named_modules()}
+
+def _set_attributes(criterion: nn.Module, saved: dict[str, dict[str, Any]],
+                    device: torch.device) -> None:
+    "Give them back"
+    for owner, values in saved.items():
+        own = vars(criterion.get_submodule(owner))
+        for name, value in values.items():
+            here = getattr(own.get(name), "device", device)
+            own[name] = value.to(here) if isinstance(value, Tensor) else value
 
 # %% ../nbs/core/04_training.ipynb #70e3642d
 def describe(config: Config) -> str:

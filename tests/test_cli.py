@@ -63,6 +63,7 @@ class Unlucky:
     ("sweep --preset cpu --seeds 0", "seeds: got 0, expected an int >= 1"),
     ("sweep --preset cpu --set epoch=3", "--set: got 'epoch'.*did you mean epochs\\?"),
     ("sweep --preset cpu --set epochs", "--set: got 'epochs', expected epochs=VALUE"),
+    ("sweep --preset cpu --set epochs=2 epochs=3", "--set: got epochs twice, expected each field once"),
     ("sweep --preset cpu --set noise=pair_flip", "--set: got noise, which has an option: --noise"),
     ("sweep --preset cpu --set seed=3", "--set: got seed, which has an option: --seeds"),
     ("run --loss tce:", "loss: got 'tce:', expected a number after tce:"),
@@ -105,7 +106,7 @@ def test_a_mistake_is_one_line_and_code_2(arguments, message, capsys, tmp_path, 
     assert main([*arguments.split(), "--results", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert re.search(message, said) and said.count("\n") == 1 and said.startswith("tce ")
-    assert not (tmp_path/"records").exists()
+    assert not list(tmp_path.glob("records/*"))
 
 
 @pytest.mark.parametrize("arguments", [
@@ -131,6 +132,19 @@ def test_a_wrong_option_is_told_what_is_allowed(arguments, message, capsys):
 def test_a_folder_that_cannot_be_written_to_is_named(capsys):
     assert main(["run", "--results", "/proc/nowhere"]) == 2
     assert "--results: got '/proc/nowhere', expected a folder that can be written to" in capsys.readouterr().err
+
+
+def test_nothing_is_trained_where_no_record_could_be_written(tmp_path, capsys):
+    (tmp_path/"records").touch()  # a file in its place
+    assert main(["run", "--results", str(tmp_path)]) == 2
+    assert "expected a folder that can be written to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name, arguments", [("TCE_RESULTS", ["status"]), ("TCE_DATA", ["run", "--dataset", "mnist", "--dry-run"])])
+def test_a_home_of_nobody_is_named(name, arguments, monkeypatch, capsys):
+    monkeypatch.setenv(name, "~nobody-of-this-name/x")
+    assert main(arguments) == 2
+    assert f"{name[4:].lower()}: got '~nobody-of-this-name/x', expected a folder" in capsys.readouterr().err
 
 
 def test_a_gpu_that_is_not_there_is_refused_at_once(tmp_path, capsys, monkeypatch):

@@ -113,13 +113,15 @@ def test_arrays_and_small_integers_are_taken():
     logits, labels = torch.randn(50, 4), torch.arange(50) % 4
     backwards = labels.flip(0).numpy()[::-1]
     for same in (labels.numpy(), labels.to(torch.uint8), labels.int(), labels.tolist(), backwards, pd.Series(labels),
-                 labels.numpy().astype("uint16")):
+                 labels.numpy().astype("uint16"), labels.numpy().astype(">i4")):
         assert torch.equal(rank_labels(logits.numpy(), same), rank_labels(logits, labels))
         assert estimate_noise(logits.numpy(), same) == estimate_noise(logits, labels)
         assert score_predictions(logits.numpy(), same) == score_predictions(logits, labels)
     sure, right = logits.softmax(1).max(1).values, logits.argmax(1) == labels
     assert torch.equal(rank_labels(pd.DataFrame(logits.numpy(), index=range(50, 100)), labels), rank_labels(logits, labels))
     assert risk_area(sure.numpy(), right.numpy()) == risk_area(sure, right)
+    assert torch.equal(rank_labels(logits.numpy().astype(">f4"), labels), rank_labels(logits, labels))
+    assert len(rank_labels(torch.rand(50, 4), labels)) == 50  # of logits between 0 and 1
 
 
 def test_the_mistakes_of_a_network_count_little_where_it_is_sure():
@@ -146,7 +148,7 @@ def test_more_classes_are_tamed_less():
     assert START_WEIGHT == pytest.approx((1 + math.log(10)) ** -2)
 
 
-TWO = torch.zeros(2, 3)
+TWO, MANY = torch.zeros(2, 3), torch.linspace(-3, 3, 400).view(40, 10).sin()
 
 
 @pytest.mark.parametrize("call, message", [
@@ -165,6 +167,8 @@ TWO = torch.zeros(2, 3)
     (lambda: estimate_noise("logits", torch.tensor([0])), "logits: got str, expected a tensor or an array of numbers"),
     (lambda: estimate_noise([[0.0, 1.0]], [0]), "logits: got 2 classes, expected 3 or more"),
     (lambda: score_predictions(TWO.softmax(1), [0, 1]), "logits: got probabilities, expected their logarithms"),
+    (lambda: rank_labels(MANY.softmax(1).numpy().round(2), [0] * 40), "logits: got probabilities"),
+    (lambda: rank_labels(TWO, torch.tensor([0j, 1])), "labels: got torch.complex64"),
     (lambda: score_predictions(TWO, [0, 1], bins=0), "bins: got 0, expected an int >= 1"),
     (lambda: score_predictions(torch.randn(9, 5).softmax(1).bfloat16(), [0] * 9), "logits: got probabilities"),
     (lambda: precision_recall(torch.arange(0), torch.ones(0).bool(), 1), "n: got 1, expected an int from 1 to 0"),

@@ -127,6 +127,15 @@ def reference(name, settings, logits, target, weight=None, ignore_index=-100, re
     return total if reduction == "sum" else total / torch.tensor(counted, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("option, value", [("reduction", "None"), ("label_smoothing", 5.0), ("ignore_index", 0.5)])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_that_is_set_later_is_checked_too(name, option, value):
+    loss = get_loss(name, **dict(transition=TRANSITION) if name == "forward" else {})
+    setattr(loss, option, value)
+    with pytest.raises((ValueError, TypeError), match=f"{option}: got {value!r}, expected"):
+        loss(torch.randn(3, 5), torch.tensor([0, 1, 2]))
+
+
 @each_case
 @pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
 def test_matches_its_equation(name, settings, soft):

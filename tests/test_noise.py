@@ -339,12 +339,19 @@ def test_a_map_that_leads_nowhere(k, flips, kind, message):
     ([[1.0, 0.0], [0.6, 0.6]], ValueError, "matrix: got row 1 with the smallest entry 0.6 and the sum 1.2"),
     ([[1.5, -0.5], [0.0, 1.0]], ValueError, "matrix: got row 0 with the smallest entry -0.5"),
     ([[math.nan, 1.0], [0.0, 1.0]], ValueError, "matrix: got row 0"),
-    ("eye", TypeError, "matrix: got str, expected K x K numbers"),
+    ("eye", TypeError, "matrix: got str, expected K x K real numbers"),
+    ([[0.5 + 3j, 0.5], [0.5, 0.5]], TypeError, "matrix: got list, expected K x K real numbers"),
+    (np.eye(2) * (1 + 1j), TypeError, "matrix: got ndarray, expected K x K real numbers"),
     (None, TypeError, "matrix: got NoneType"),
 ])
 def test_a_matrix_that_is_none(matrix, kind, message):
     with pytest.raises(kind) as error: from_transition(torch.tensor([0, 1]), matrix, 0)
     assert str(error.value).startswith(message)
+
+
+def test_labels_of_another_length_are_no_noise():
+    with pytest.raises(ValueError, match=r"noisy: got labels of shape \(2,\), expected that of the true labels, \(3,\)"):
+        transition_matrix(NoisyLabels(torch.tensor([0, 1]), torch.tensor([0, 1, 1]), None), 2)
 
 
 def test_rows_that_sum_to_almost_one_never_leave_the_classes():

@@ -437,6 +437,18 @@ def test_only_one_process_computes_a_run(tmp_path, monkeypatch):
     with pytest.raises(AlreadyRecorded): record_run(TINY, tmp_path, rerun=False)
 
 
+def test_a_run_is_seen_to_run_by_those_who_may_only_read(tmp_path, monkeypatch):
+    from filelock import FileLock
+    from tce_nb import records
+    files = Files(name := run_name(TINY), tmp_path)
+    files.lock.parent.mkdir()
+    def refuse(*_): raise PermissionError
+    monkeypatch.setattr(records, "lock_of", refuse)
+    with FileLock(files.lock): assert is_running(name, tmp_path)
+    files.lock.touch()
+    assert not is_running(name, tmp_path)
+
+
 def test_a_damaged_record_is_set_aside_and_made_again(tmp_path):
     record_run(TINY, tmp_path)
     files = Files(run_name(TINY), tmp_path)

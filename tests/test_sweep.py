@@ -20,11 +20,11 @@ import torch
 from filelock import FileLock, Timeout
 
 from conftest import BIN, JOBS, SET, SWEEP, essence, finish, run_undisturbed, save_npz, tce, waiting_loss
-from tce_nb.records import Files, lock_of, recorded, run_name
+from tce_nb.records import Files, lock_of, make_record, recorded, run_name, write_record
 from tce_nb.sweep import (
     Job, LocalPool, Outcome, State, Sweep, _clash, _connect, _is_lost, _on_gpu, _own_folder, _run_there, _starter, _wait, execute,
     image_counts, job_message, look, plan, template, work_off)
-from tce_nb.training import Config, preset
+from tce_nb.training import Config, Run, make_task, preset
 
 
 CE_JOBS = [job for job in JOBS if job.config.loss == "ce"]
@@ -97,8 +97,26 @@ def test_damaged_files_are_made_again(undisturbed, tmp_path):
     record.write_text('{"schema": 1, "name": ')
     (tmp_path/"records"/f"{JOBS[2].name}.json.tmp").write_text("half a rec")
     (tmp_path/"work"/f"{JOBS[2].name}.progress").write_text("{")
-    finish(tce(*SWEEP, "--results", tmp_path))
+    said = finish(tce(*SWEEP, "--results", tmp_path))
+    assert f"running {JOBS[0].name}: its checkpoint is damaged, so it starts from the first epoch" in said
+    assert f"running {JOBS[1].name}: its record is damaged and will be set aside" in said
     assert essence(tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("began, kept", [("2026-01-01T11:59:59.9", True), ("2026-01-01T12:00:00.9", True),
+                                         ("2026-01-01T12:00:01.0", False)])
+def test_a_notebook_whose_process_was_killed_goes_beside_the_record_that_it_wrote(tmp_path, began, kept):
+    job = JOBS[0]
+    files = Files(job.name, tmp_path)
+    for path in (files.draft, files.record): path.parent.mkdir()
+    history = [dict(epoch=epoch, test_accuracy=0.5, seconds=1.0) for epoch in range(1, job.config.epochs + 1)]
+    record = make_record(Run(job.config, history, 0.0, task=make_task(job.config)))
+    write_record({**record, "finished": "2026-01-01T12:00:00Z"}, tmp_path)
+    files.notebook.write_text("of the run before")
+    files.draft.write_text(json.dumps(dict(metadata=dict(papermill=dict(start_time=f"{began}+00:00")))))
+    sweep = Sweep([job], None, tmp_path, lambda *_: None)
+    assert sweep.states[job.name].state == "done" and files.draft.exists() != kept
+    assert ("papermill" in files.notebook.read_text()) == kept
 
 
 def test_a_hold_out_record_that_vanishes_is_made_again(undisturbed, tmp_path):

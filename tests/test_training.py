@@ -181,7 +181,7 @@ def test_checkpoints_hold_tensors_and_plain_values_only(tmp_path):
     train(replace(TINY, epochs=1), checkpoint=path)
     state = torch.load(io.BytesIO(path.read_bytes()[32:]), weights_only=True)
     assert set(state) == {"identity", "history", "diverged", "resumed", "made_on", "data", "device",
-                          "net", "criterion", "scaler", "optimizer"}
+                          "net", "criterion", "attributes", "scaler", "optimizer"}
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flip", "foreign"])
@@ -360,6 +360,18 @@ class First(nn.Module):
         self.seen += target.bincount(minlength=input.shape[1])
         return F.cross_entropy(input, target, 1 / self.seen)
 
+class Counting(nn.Module):
+    "Cross entropy, weaker from step to step, by plain attributes"
+
+    def __init__(self):
+        super().__init__()
+        self.steps, self.mean = 0, torch.zeros(())
+
+    def forward(self, input, target):
+        loss = F.cross_entropy(input, target)
+        self.steps, self.mean = self.steps + 1, 0.9 * self.mean + 0.1 * loss.detach()
+        return loss / self.steps ** 0.5 / (1 + self.mean)
+
 class Drawing(nn.Module):
     "Cross entropy of half the batch, drawn each time"
 
@@ -380,10 +392,19 @@ class Learned(nn.Module):
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
+
+class Single(nn.Module):
+    def forward(self, input, target): return F.cross_entropy(input, target, reduction="none")
+
+class Number(nn.Module):
+    def forward(self, input, target): return 1.5
+
+class Constant(nn.Module):
+    def forward(self, input, target): return torch.ones(())
 """
 
 
-@pytest.mark.parametrize("name", ["Fading", "Late", "First", "Drawing"])
+@pytest.mark.parametrize("name", ["Fading", "Late", "First", "Counting", "Drawing"])
 def test_a_loss_of_ones_own_resumes_with_its_state_and_only_as_it_was(tmp_path, name):
     (tmp_path/"mine.py").write_text(OWN_LOSS.replace("POWER", "1.0"))
     config = replace(TINY, loss=f"{tmp_path}/mine.py:{name}", epochs=4)
@@ -396,6 +417,14 @@ def test_a_loss_of_ones_own_resumes_with_its_state_and_only_as_it_was(tmp_path, 
     (tmp_path/"mine.py").write_text(OWN_LOSS.replace("POWER", "2.0"))
     with pytest.raises(CheckpointError, match=r"belongs to another run \(loss differ\)"):
         train(config, checkpoint=path)
+
+
+@pytest.mark.parametrize("name, got", [
+    ("Single", r"a tensor of shape \(16,\)"), ("Number", "float"), ("Constant", "a tensor that does not depend on")])
+def test_a_loss_of_ones_own_has_to_return_something_to_learn_by(tmp_path, name, got):
+    (tmp_path/"mine.py").write_text(OWN_LOSS)
+    with pytest.raises(TypeError, match=f"loss: returned {got}.*, expected a single number"):
+        train(replace(TINY, loss=f"{tmp_path}/mine.py:{name}"))
 
 
 def test_a_loss_that_draws_draws_anew_for_every_seed_and_epoch(tmp_path):
