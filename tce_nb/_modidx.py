@@ -411,6 +411,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'tce_nb.figures._verdict': ('core/figures.html#_verdict', 'tce_nb/figures.py'),
                                 'tce_nb.figures._zoom': ('core/figures.html#_zoom', 'tce_nb/figures.py'),
                                 'tce_nb.figures.alpha_style': ('core/figures.html#alpha_style', 'tce_nb/figures.py'),
+                                'tce_nb.figures.beyond_runs': ('core/figures.html#beyond_runs', 'tce_nb/figures.py'),
                                 'tce_nb.figures.beyond_table': ('core/figures.html#beyond_table', 'tce_nb/figures.py'),
                                 'tce_nb.figures.both_tables': ('core/figures.html#both_tables', 'tce_nb/figures.py'),
                                 'tce_nb.figures.compare': ('core/figures.html#compare', 'tce_nb/figures.py'),

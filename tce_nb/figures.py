@@ -31,8 +31,8 @@ __all__ = ['ALPHAS', 'EVIDENCE', 'DATASETS', 'TITLES', 'UNOFFICIAL', 'FIG2', 'FI
            'where_learned', 'runs_like', 'scale_note', 'compare', 'markdown_table', 'table_markdown',
            'missing_commands', 'guessed_in_words', 'show_table', 'gains_in_words', 'curves', 'plot_learning',
            'plot_ten_classes', 'overfitting', 'epochs_to', 'threshold_share', 'speed_threshold', 'speed_points',
-           'plot_speed', 'plot_gains', 'plot_runs', 'conspicuous', 'start_epochs', 'beyond_table', 'digits_comparison',
-           'both_tables', 'headline', 'without_clean', 'readme_table', 'update_readme']
+           'plot_speed', 'plot_gains', 'plot_runs', 'conspicuous', 'start_epochs', 'beyond_runs', 'beyond_table',
+           'digits_comparison', 'both_tables', 'headline', 'without_clean', 'readme_table', 'update_readme']
 
 # %% ../nbs/core/07_figures.ipynb #f6a0d001
 def use_style() -> None:
@@ -868,17 +868,25 @@ def _name_cells(runs: pd.DataFrame) -> list[str]:
             if (dataset, method) in etas.index]
 
 # %% ../nbs/core/07_figures.ipynb #ce786906
+def beyond_runs(
+    frame: pd.DataFrame,      # from `gather`
+    methods: Iterable[str],
+    noises: Iterable[str] = ("uniform_including_true",),
+) -> pd.DataFrame:
+    "Runs like those of `beyond`, the paper's losses and hold-out runs too"
+    return usual_version(frame[
+        (frame.scale == "cpu") & (frame.dataset == "cifar10")
+        & (frame.eta == 0.4) & frame.method.isin([*methods])
+        & frame.noise.isin([*noises])])
+
 def beyond_table(
     frame: pd.DataFrame,  # from `gather`
     block: Block,         # of `grid("beyond")`
 ) -> str:
     "Losses by kind of noise, with their scale, as Markdown"
     noises = dict.fromkeys(["uniform_including_true", *block.noises])
-    runs = frame[(frame.scale == "cpu") & (frame.hold_out == 0)
-                 & (frame.dataset == "cifar10") & (frame.eta == 0.4)
-                 & frame.method.isin(block.methods)
-                 & frame.noise.isin([*noises])]
-    runs = usual_version(runs)
+    runs = beyond_runs(frame, block.methods, noises)
+    runs = runs[runs.hold_out == 0]
     found = runs.assign(percent=100 * runs.selected).groupby(
         ["method", "noise"]).percent.agg(mean="mean", std="std", n="count")
     heads = [noise.replace("_", "_<wbr>") for noise in noises]
