@@ -676,6 +676,7 @@ def cells(
         raise ValueError(f"reading: got {reading!r}, expected selected, "
                          "last or oracle")
     full = frame[frame.hold_out == 0]
+    full = full.drop_duplicates([*CELL, "seed"])  # asked for in two ways
     return full.groupby(CELL, dropna=False).agg(
         n=(reading, "count"), mean=(reading, "mean"), std=(reading, "std"),
         wrong_rate=("wrong_rate", "mean"), epoch=(f"{reading}_epoch", "mean"),

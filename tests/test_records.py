@@ -279,6 +279,15 @@ def test_drops_that_are_said_or_not_are_the_same_cell(tmp_path):
     assert "milestones" not in gather(tmp_path).changes.str.cat()
 
 
+def test_a_training_that_is_asked_for_in_two_ways_counts_once(tmp_path):
+    data = save_npz(tmp_path/"mine.npz")  # twenty images of each class
+    for count in (None, 20):
+        record_run(replace(TINY, epochs=1, dataset=data, train_per_class=count, batch_size=8), tmp_path)
+    frame = gather(tmp_path)
+    assert len(frame) == 2 and frame["last"].nunique() == 1
+    assert cells(frame, "last").n.tolist() == [1]
+
+
 def test_cells_are_means_over_seeds(made):
     frame, table = gather(made), cells(gather(made), "last")
     full = frame[frame.hold_out == 0]
