@@ -557,6 +557,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'tce_nb.records._is_read_rightly': ('core/records.html#_is_read_rightly', 'tce_nb/records.py'),
                                 'tce_nb.records._made_on': ('core/records.html#_made_on', 'tce_nb/records.py'),
                                 'tce_nb.records._number': ('core/records.html#_number', 'tce_nb/records.py'),
+                                'tce_nb.records._once': ('core/records.html#_once', 'tce_nb/records.py'),
                                 'tce_nb.records._problem': ('core/records.html#_problem', 'tce_nb/records.py'),
                                 'tce_nb.records._progress': ('core/records.html#_progress', 'tce_nb/records.py'),
                                 'tce_nb.records._read_at': ('core/records.html#_read_at', 'tce_nb/records.py'),

@@ -549,8 +549,8 @@ def against(cells: list[Cell], method: str) -> Pairs:
     return [(cell, cell._replace(method=method)) for cell in cells]
 
 def larger(
-    quantity: str,
-    pairs: Pairs,
+    quantity: str,  # accuracy, gain, speed, ...: what evidence can tell
+    pairs: Pairs,   # of cells to compare
     unit: str = "points",
     more: int = 0,  # comparisons of the same claim, beside these
 ) -> Checks:
@@ -575,8 +575,8 @@ def _pair_name(first: Cell, second: Cell) -> str:
 
 # %% ../nbs/core/12_audit.ipynb #d0915d55
 def alike(
-    quantity: str,
-    pairs: Pairs,
+    quantity: str,  # accuracy, gain, speed, ...: what evidence can tell
+    pairs: Pairs,   # of cells to compare
     margin: float,         # in its unit
     share: bool = False,   # the margin is a share of the second's level
     unit: str = "points",
@@ -596,7 +596,7 @@ def alike(
 
 # %% ../nbs/core/12_audit.ipynb #3b4747a9
 def levels(
-    quantity: str,
+    quantity: str,  # accuracy, gain, speed, ...: what evidence can tell
     limits: dict[Cell, float],
     rule: Callable[..., str] = above,  # or `below`
     unit: str = "points",
@@ -823,7 +823,7 @@ EXCELLENT = 95.0   # percent of the test images, on MNIST
 SAME_TIME = 10.0   # percent of an epoch's time that nobody would notice
 
 def positive(
-    quantity: str,
+    quantity: str,  # accuracy, gain, speed, ...: what evidence can tell
     cells: list[Cell],
 ) -> Checks:
     "The quantity is above zero in every cell"

@@ -313,7 +313,7 @@ def convolution_loop(images: int = 128) -> Callable[[], object]:
 
 # %% ../nbs/core/11_bench.ipynb #6da2182d
 def bench_trainer(
-    seconds: float = 10,  # for each contender
+    seconds: float = 10,  # the unit of time, of which it takes 23
     images: int = 768,    # of an epoch
 ) -> list[Row]:
     "The trainer against the usual loop and the machine's own speed"
@@ -361,7 +361,7 @@ def _trainer_rows(cores: int, images: int, times, beside, alone) -> list[Row]:
 
 # %% ../nbs/core/11_bench.ipynb #a141162f
 def bench_parts(
-    seconds: float = 10,  # for each comparison
+    seconds: float = 10,  # the unit of time, of which it takes ten
 ) -> list[Row]:
     "Loss, augmentation, import and checkpoint inside the trainer"
     torch.set_num_threads(1)
@@ -465,7 +465,8 @@ def main(args: list[str] | None = None) -> None:
                                      description=main.__doc__)
     parser.add_argument("--json", type=Path, help="where to write the report")
     parser.add_argument("--seconds", type=float, default=5,
-                        help="time for each comparison (default: 5)")
+                        help="for each loss; the trainer takes several times "
+                        "this (default: 5)")
     options = parser.parse_args(args)
     torch.set_num_threads(1)
     rows = [row for bench in (bench_losses, bench_field, bench_parts,

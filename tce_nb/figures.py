@@ -261,7 +261,8 @@ def evidence(
 # %% ../nbs/core/07_figures.ipynb #a3d10c02
 def has_learned(
     runs: pd.DataFrame,  # some of `gather`
-    within: tuple[str, ...] = ("scale", "dataset", "eta", "method"),
+    within: tuple[str, ...] = (
+        "scale", "dataset", "eta", "method"),  # columns that make a cell
 ) -> pd.Series:
     "For each run, whether one in its cell is twice as good as a guess"
     good = runs.selected.astype(float) >= 2 / runs.classes.astype(float)

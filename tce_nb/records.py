@@ -667,6 +667,11 @@ def histories(
 CELL = ["scale", "dataset", "version", "method", "eta", "noise", "trained_on",
         "tested_on", "epochs", "recipe"]
 
+def _once(frame: pd.DataFrame) -> pd.DataFrame:
+    "A training that was asked for in two ways counts once"
+    return frame.drop_duplicates(
+        [name for name in (*CELL, "seed", "made_on") if name in frame])
+
 def cells(
     frame: pd.DataFrame,  # from `gather`
     reading: str = "selected",  # or "last", "oracle"
@@ -675,8 +680,7 @@ def cells(
     if reading not in READINGS:
         raise ValueError(f"reading: got {reading!r}, expected selected, "
                          "last or oracle")
-    full = frame[frame.hold_out == 0]
-    full = full.drop_duplicates([*CELL, "seed"])  # asked for in two ways
+    full = _once(frame[frame.hold_out == 0])
     return full.groupby(CELL, dropna=False).agg(
         n=(reading, "count"), mean=(reading, "mean"), std=(reading, "std"),
         wrong_rate=("wrong_rate", "mean"), epoch=(f"{reading}_epoch", "mean"),
@@ -687,14 +691,18 @@ def cells(
 
 # %% ../nbs/core/05_records.ipynb #b6e5cdb5
 def paired_difference(
-    frame: pd.DataFrame,  # from `gather`; runs of one data set, scale and eta
+    frame: pd.DataFrame,  # from `gather`; one run for each loss and seed
     method: str,          # such as "tce:1.5"
     other: str = "ce",
     reading: str = "selected",  # or "last", "oracle"
 ) -> dict[str, float]:
     "Mean difference in accuracy over common seeds, and its 95% interval"
     from scipy import stats  # slow to import, rarely needed
-    full = frame[frame.hold_out == 0]
+    full = _once(frame[frame.hold_out == 0])
+    full = full[full.method.isin([method, other])]
+    if full.duplicated(["seed", "method"]).any(): raise ValueError(
+        "frame: got several runs with the same seed and loss, expected runs "
+        "of one data set, noise, eta, scale, recipe and device")
     table = full.pivot(index="seed", columns="method", values=reading)
     table = table.reindex(columns=[method, other]).dropna()
     difference, n = table[method] - table[other], len(table)

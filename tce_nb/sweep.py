@@ -465,7 +465,8 @@ def execute(
     message: dict,  # from `job_message`
     limit: float,   # seconds
     environment: dict[str, str],  # variables to set
-    started: Callable[[subprocess.Popen], object] = lambda process: None,
+    started: Callable[[subprocess.Popen], object]
+        = lambda process: None,  # gets the process once it runs
 ) -> Outcome:
     "Run a job in a process of its own and say how it ended"
     name = message["name"]
@@ -850,6 +851,20 @@ def work_off(
         sweep.tell(sweep, None)
     return [*states]
 
+# %% ../nbs/core/06_sweep.ipynb #001d7747
+def _damage(job: Job, results: Path) -> str:
+    "What a run that is about to start cannot use, in words"
+    files = Files(job.name, results)
+    if files.record.exists() and not recorded(job.name, results):
+        return "its record is damaged and will be set aside"
+    try:
+        if files.checkpoint.exists():
+            load_checkpoint(files.checkpoint, job.config)
+    except DamagedCheckpoint:
+        return "its checkpoint is damaged, so it starts from the first epoch"
+    except (OSError, ValueError, CheckpointError): pass  # for the run to say
+    return ""
+
 # %% ../nbs/core/06_sweep.ipynb #e6d9196f
 def _start(sweep: Sweep) -> None:
     "Fill the free slots with the first jobs that can start"
@@ -898,20 +913,6 @@ def _look_elsewhere(sweep: Sweep) -> None:
             now = look(state.job, sweep.results).state
             known = now in ("done", "elsewhere")
             sweep.set(state, now if known else "waiting")
-
-# %% ../nbs/core/06_sweep.ipynb #001d7747
-def _damage(job: Job, results: Path) -> str:
-    "What a run that is about to start cannot use, in words"
-    files = Files(job.name, results)
-    if files.record.exists() and not recorded(job.name, results):
-        return "its record is damaged and will be set aside"
-    try:
-        if files.checkpoint.exists():
-            load_checkpoint(files.checkpoint, job.config)
-    except DamagedCheckpoint:
-        return "its checkpoint is damaged, so it starts from the first epoch"
-    except (OSError, ValueError, CheckpointError): pass  # for the run to say
-    return ""
 
 # %% ../nbs/core/06_sweep.ipynb #2614a3ea
 def image_counts(

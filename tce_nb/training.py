@@ -705,7 +705,8 @@ def run_epoch(
 def train(
     config: Config,
     checkpoint: Union[str, Path, None] = None,  # where to save and resume
-    progress: Union[bool, Callable[[Run], object]] = False,
+    progress: Union[bool, Callable[[Run], object]]
+        = False,  # report each epoch; or what to call with the run instead
 ) -> Run:
     "Train one network; with a checkpoint, go on where an earlier try ended"
     parts = prepare(config)

@@ -7,12 +7,13 @@ import warnings
 from dataclasses import asdict, fields, replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import save_npz
 
 from tce_nb.records import (
     AlreadyRecorded, Busy, Files, RecordError, cell_of, cells, find_selected, gather, histories,
-    is_running, make_record, paper_numbers, read_record, readings, record_config, record_history,
+    is_running, make_record, paired_difference, paper_numbers, read_record, readings, record_config, record_history,
     record_run, recorded, results_folder, run_name, scale_of, version_of, write_record)
 from tce_nb.training import Config, preset, train
 
@@ -286,6 +287,16 @@ def test_a_training_that_is_asked_for_in_two_ways_counts_once(tmp_path):
     frame = gather(tmp_path)
     assert len(frame) == 2 and frame["last"].nunique() == 1
     assert cells(frame, "last").n.tolist() == [1]
+
+
+def test_a_difference_is_one_of_single_runs(made):
+    frame = gather(made)
+    full = frame[frame.hold_out == 0]
+    both = pd.concat([full, full.assign(method="ce", last=full["last"] - 0.25)])
+    assert paired_difference(both, full.method.iloc[0], reading="last")["mean"] == pytest.approx(0.25)
+    assert paired_difference(pd.concat([both, both]), full.method.iloc[0], reading="last")["n"] == len(full)
+    with pytest.raises(ValueError, match="frame: got several runs with the same seed and loss, expected"):
+        paired_difference(pd.concat([both, both.assign(recipe="another")]), full.method.iloc[0])
 
 
 def test_cells_are_means_over_seeds(made):
