@@ -868,7 +868,7 @@ def _name_cells(runs: pd.DataFrame) -> list[str]:
             for dataset in DATASETS for method in METHODS
             if (dataset, method) in etas.index]
 
-# %% ../nbs/core/07_figures.ipynb #ce786906
+# %% ../nbs/core/07_figures.ipynb #ce786905
 def beyond_runs(
     frame: pd.DataFrame,      # from `gather`
     methods: Iterable[str],
@@ -880,6 +880,7 @@ def beyond_runs(
         & (frame.eta == 0.4) & frame.method.isin([*methods])
         & frame.noise.isin([*noises])])
 
+# %% ../nbs/core/07_figures.ipynb #ce786906
 def beyond_table(
     frame: pd.DataFrame,  # from `gather`
     block: Block,         # of `grid("beyond")`

@@ -469,6 +469,7 @@ def is_running(
     except Timeout: return True
     except OSError: return _held(Files(name, folder).lock)
 
+# %% ../nbs/core/05_records.ipynb #2ad6f208
 def _held(lock: Path) -> bool:
     "Whether somebody holds a lock that one may read and not write"
     try:

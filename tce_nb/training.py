@@ -739,6 +739,7 @@ def _state(run: Run, parts: Parts) -> dict:
 
 _STATEFUL = "net", "criterion", "optimizer", "scaler"
 
+# %% ../nbs/core/04_training.ipynb #fcbb8dd9
 def _resume(run: Run, parts: Parts, path: Path) -> None:
     "Put a run back to where its checkpoint was written"
     state, device = load_checkpoint(path, run.config), parts.labels.device
