@@ -26,11 +26,11 @@ setup(
     python_requires=f">={about['min_python']}",
     install_requires=about["requirements"].split(),
     extras_require=extras,
-    packages=["tce_nb", "tce_nb.experiments"],
+    packages=["tce_nb", "tce_nb.run", "tce_nb.report", "tce_nb.experiments"],
     package_dir={"tce_nb.experiments": "nbs/experiments"},
     package_data={"tce_nb": ["py.typed"],
                   "tce_nb.experiments": ["*.ipynb"]},
-    entry_points={"console_scripts": ["tce=tce_nb.cli:main"]},
+    entry_points={"console_scripts": ["tce=tce_nb.run.cli:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",

@@ -1,4 +1,4 @@
-// The figure of section 2 that the reader moves: the tamed loss and the weight
+// The figure that the reader moves, on the page with the idea: the tamed loss and the weight
 // it leaves to a label, for any alpha and number of classes. It draws itself
 // into every <div class="tce-taming">; no library, no network, no kernel.
 "use strict";
@@ -97,11 +97,11 @@
       <thead><tr><th>at the dots</th><th>loss</th><th>weight</th></tr></thead>
       <tbody>
         <tr><th><svg class="key"><path class="ce" d="M0,6H36"/></svg>
-              cross entropy</th>
+              CE</th>
             <td><data data-show="ce-loss"></data></td>
             <td><data data-show="ce-weight"></data></td></tr>
         <tr><th><svg class="key"><path class="tamed" d="M0,6H36"/></svg>
-              tamed</th>
+              TCE</th>
             <td><data data-show="tamed-loss"></data></td>
             <td><data data-show="tamed-weight"></data></td></tr>
       </tbody>

@@ -14,9 +14,9 @@ import torch
 from filelock import FileLock
 from hypothesis import settings
 
-from tce_nb.records import make_record, write_record
-from tce_nb.sweep import plan
-from tce_nb.training import Run, make_task
+from tce_nb.run.records import make_record, write_record
+from tce_nb.run.plan import plan
+from tce_nb.run.train import Run, make_task
 
 ROOT = Path(__file__).parents[1]
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C, and so would the children
@@ -61,6 +61,7 @@ def clone(tmp_path):
 
 BIN = Path(sysconfig.get_path("scripts"))
 CHAPTERS = re.findall(r"(?:file|root): (\S+)", (ROOT/"_toc.yml").read_text())
+TCE = [str(BIN/"tce")]
 TINY = dict(train_per_class=8, test_per_class=4, epochs=12, device="cpu")
 SET = ["--set", *(f"{k}={v}" for k, v in TINY.items())]
 SWEEP = ["sweep", "--preset", "smoke", "--seeds", "1", "--workers", "2", *SET]
@@ -70,7 +71,7 @@ JOBS = plan("smoke", seeds=1, **TINY)
 def tce(*arguments, **options):
     "Start the command in a process group of its own"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
-    return subprocess.Popen([str(BIN/"tce"), *map(str, arguments)], text=True, stdout=subprocess.PIPE,
+    return subprocess.Popen([*TCE, *map(str, arguments)], text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, env=environment, start_new_session=True, **options)
 
 

@@ -1,9 +1,10 @@
 """Records of runs that never were, to see the pages and the audit filled."""
 from types import SimpleNamespace
 
-from tce_nb.records import make_record, write_record
-from tce_nb.sweep import image_counts
-from tce_nb.training import Run, drops, learning_rate
+from tce_nb.run.records import make_record, write_record
+from tce_nb.run.plan import image_counts
+from tce_nb.run.train import Run
+from tce_nb.run.config import lr_milestones, learning_rate
 
 
 def accuracy_of(config):
@@ -14,7 +15,7 @@ def accuracy_of(config):
 
 def history_of(config):
     "A curve that rises, jumps at the first drop and sinks a little after it"
-    drop, rows = drops(config)[0], []
+    drop, rows = lr_milestones(config)[0], []
     for epoch in range(1, config.epochs + 1):
         share = 0.8 * epoch / drop if epoch < drop else 1 - 0.05 * (epoch - drop) / config.epochs
         accuracy = accuracy_of(config) * share
@@ -35,4 +36,4 @@ def make_up(jobs, folder):
             data=SimpleNamespace(num_classes=classes, test_labels=range(tested)), content="made up", fingerprint="made up",
             kept=range(trained - held), held=range(held))
         run = Run(config, history_of(config), config.eta * (1 - 1 / classes), task=task)
-        write_record(make_record(run, selected=drops(config)[0]), folder)
+        write_record(make_record(run, selected=lr_milestones(config)[0]), folder)

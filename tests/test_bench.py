@@ -2,8 +2,8 @@
 import torch
 from conftest import save_npz
 
-from tce_nb import bench
-from tce_nb.training import device_name
+from tce_nb.report import bench
+from tce_nb.run.checkpoint import device_name
 
 
 def test_the_usual_loader_works_where_processes_are_not_forked(tmp_path):

@@ -3,10 +3,10 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -17,14 +17,15 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
-from conftest import BIN, JOBS, SET, SWEEP, essence, finish, run_undisturbed, save_npz, tce, waiting_loss
-from tce_nb.records import Files, lock_of, make_record, recorded, run_name, write_record
-from tce_nb.sweep import (
-    Job, LocalPool, Outcome, State, Sweep, _clash, _connect, _is_lost, _on_gpu, _own_folder, _run_there, _starter, _wait, execute,
-    image_counts, job_message, look, plan, template, work_off)
-from tce_nb.training import Config, Run, make_task, preset
+from conftest import BIN, JOBS, SET, SWEEP, essence, finish, save_npz, tce, waiting_loss
+from tce_nb.run import sweep
+from tce_nb.run.config import Config, preset, run_name
+from tce_nb.run.plan import HOLD_OUT, OTHER_NOISES, PLANS, Job, image_counts, plan
+from tce_nb.run.records import Files, lock_of, recorded
+from tce_nb.run.sweep import (
+    LocalPool, Outcome, Sweep, _is_lost, _on_gpu, _starter, execute, job_message, run_plan, template)
 
 
 CE_JOBS = [job for job in JOBS if job.config.loss == "ce"]
@@ -45,7 +46,7 @@ def test_a_finished_sweep_is_not_repeated(undisturbed, tmp_path):
     for job in CE_JOBS:  # the notebook is the log; nothing else is left behind
         files = Files(job.name, tmp_path)
         notebook = json.loads(files.notebook.read_text())
-        assert any("image/svg+xml" in str(cell.get("outputs")) for cell in notebook["cells"])
+        assert any("image/png" in str(cell.get("outputs")) for cell in notebook["cells"])
         assert not files.checkpoint.exists() and not files.progress.exists()
 
 
@@ -97,26 +98,8 @@ def test_damaged_files_are_made_again(undisturbed, tmp_path):
     record.write_text('{"schema": 1, "name": ')
     (tmp_path/"records"/f"{JOBS[2].name}.json.tmp").write_text("half a rec")
     (tmp_path/"work"/f"{JOBS[2].name}.progress").write_text("{")
-    said = finish(tce(*SWEEP, "--results", tmp_path))
-    assert f"running {JOBS[0].name}: its checkpoint is damaged, so it starts from the first epoch" in said
-    assert f"running {JOBS[1].name}: its record is damaged and will be set aside" in said
+    finish(tce(*SWEEP, "--results", tmp_path))
     assert essence(tmp_path) == undisturbed
-
-
-@pytest.mark.parametrize("began, kept", [("2026-01-01T11:59:59.9", True), ("2026-01-01T12:00:00.9", True),
-                                         ("2026-01-01T12:00:01.0", False)])
-def test_a_notebook_whose_process_was_killed_goes_beside_the_record_that_it_wrote(tmp_path, began, kept):
-    job = JOBS[0]
-    files = Files(job.name, tmp_path)
-    for path in (files.draft, files.record): path.parent.mkdir()
-    history = [dict(epoch=epoch, test_accuracy=0.5, seconds=1.0) for epoch in range(1, job.config.epochs + 1)]
-    record = make_record(Run(job.config, history, 0.0, task=make_task(job.config)))
-    write_record({**record, "finished": "2026-01-01T12:00:00Z"}, tmp_path)
-    files.notebook.write_text("of the run before")
-    files.draft.write_text(json.dumps(dict(metadata=dict(papermill=dict(start_time=f"{began}+00:00")))))
-    sweep = Sweep([job], None, tmp_path, lambda *_: None)
-    assert sweep.states[job.name].state == "done" and files.draft.exists() != kept
-    assert ("papermill" in files.notebook.read_text()) == kept
 
 
 def test_a_hold_out_record_that_vanishes_is_made_again(undisturbed, tmp_path):
@@ -125,7 +108,7 @@ def test_a_hold_out_record_that_vanishes_is_made_again(undisturbed, tmp_path):
     def tell(sweep, state):
         if state and state.state == "done" and state.job is select and not hasattr(pool, "gone"):
             pool.gone = Files(select.name, tmp_path).record.unlink()
-    try: states = work_off(Sweep(CE_JOBS, pool, tmp_path, tell))
+    try: states = run_plan(Sweep(CE_JOBS, pool, tmp_path, tell))
     finally: pool.close()
     assert hasattr(pool, "gone") and {state.state for state in states} == {"done"}
     assert essence(tmp_path) == of_ce(undisturbed)
@@ -193,60 +176,45 @@ def test_interrupted_it_leaves_nothing_behind(tmp_path, number):
     assert alive(workers) == []
 
 
-def test_pausing_the_group_pauses_the_runs(tmp_path):
-    process = tce(*SWEEP, "--results", tmp_path)
-    while len(workers := psutil.Process(process.pid).children(recursive=True)) < 2: time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGSTOP)
-    time.sleep(0.5)
-    assert {w.status() for w in workers} == {psutil.STATUS_STOPPED}
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
 def test_the_plan_is_the_papers_protocol():
-    for scale, runs, size in (("paper", 588, 5000), ("cpu", 392, 0.1)):
-        jobs = plan(scale)
-        assert len(jobs) == runs == len({job.name for job in jobs})
-        held = [job for job in jobs if job.kind == "select_epoch"]
-        assert len(held) == 98 and {job.config.hold_out for job in held} == {size}
-        assert all(job.config.seed == 0 for job in held)
-        places = {job.name: place for place, job in enumerate(jobs)}
-        assert all(places[job.needs] < place for place, job in enumerate(jobs) if job.needs)
-    cells = [(j.config.dataset, j.config.eta) for j in plan("cpu")]
-    assert set(cells[:14]) == {("cifar10", 0.4)} and {eta for _, eta in cells[:56]} == {0.4}
-    assert len(set(cells[:56])) == 4 and set(cells[56:84]) == {("cifar10", 0.4), ("cifar100", 0.4)}
-    seeds = [j.config.seed for j in plan("cpu")[84:] if j.kind == "train"]
-    assert seeds == sorted(seeds), "no cell gets a second seed before all have one"
+    jobs = plan("paper")
+    assert len(jobs) == 588 == len({job.name for job in jobs})
+    held = [job for job in jobs if job.config.hold_out]
+    assert len(held) == 98 and {(job.config.seed, job.config.hold_out, job.needs) for job in held} == {(0, 5000, None)}
+    places = {job.name: place for place, job in enumerate(jobs)}
+    assert all(places[job.needs] < place for place, job in enumerate(jobs) if job.needs)
+    assert {(job.config.dataset, job.config.eta) for job in jobs[:5]} == {("cifar100", 0.4)}
 
 
-def test_beyond_shares_its_runs_with_cpu():
-    jobs, cpu = plan("beyond", seeds=3), {job.name for job in plan("cpu")}
-    shared = [job for job in jobs if job.name in cpu]
-    assert {(j.config.loss, j.config.alpha if j.config.loss == "tce" else 0) for j in shared} == {
-        ("ce", 0), ("tce", 1.5), ("tce", 2.0)} and len(shared) == 12
-    kinds = {(j.config.loss, j.config.noise) for j in jobs}
-    assert {("forward", "uniform_including_true"), ("gce", "pair_flip"), ("ce", "instance_dependent")} < kinds
-    only = plan("beyond", methods=["gce"], noises=["pair_flip"], seeds=1)
-    assert [job.config.noise for job in only] == ["pair_flip"] * 2
+@pytest.mark.parametrize("scale", ["few", "short"])
+def test_every_run_of_few_and_short_stands_alone(scale):
+    jobs = plan(scale)
+    assert len(jobs) == len({job.name for job in jobs}) and scale not in HOLD_OUT
+    assert {(job.config.hold_out, job.needs) for job in jobs} == {(0.1, None)}
+    assert {job.config.seed for job in jobs} == {1, 2, 3}
 
 
-def test_sizes_of_the_cpu_preset():
-    sizes = {j.config.dataset: (j.config.train_per_class, j.config.test_per_class, j.config.epochs)
-             for j in plan("cpu")}
-    assert sizes == dict(cifar100=(50, 20, 40), cifar10=(500, 200, 40), mnist=(200, 100, 40),
-                         svhn=(400, 100, 32))
+def test_few_goes_in_the_order_of_its_table():
+    def what(job): return job.config.loss, job.config.noise
+    jobs = plan("few")
+    assert [(job.config.loss, job.config.seed) for job in jobs[:6]] == [(n, s) for s in (1, 2, 3) for n in ("ce", "tce")]
+    assert [job.config.eta for job in jobs[:42]] == [0.4] * 18 + [0.8] * 12 + [0.0] * 12
+    first = [what(job) for job in jobs].index
+    assert first(("ce", Config.noise)) < first(("gce", Config.noise)) < first(("tce", "pair_flip")) < first(("ntce", Config.noise))
+    assert {noise for block in PLANS["few"] for noise in block.noises} == {Config.noise, *OTHER_NOISES}
 
 
 @pytest.mark.parametrize("arguments, message", [
     (dict(scale="papr"), "preset: got 'papr'.*did you mean paper"),
-    (dict(scale="cpu", datasets=["cifar11"]), "dataset: got 'cifar11'.*did you mean cifar1"),
-    (dict(scale="cpu", methods=["tec:1.5"]), "loss: got 'tec:1.5'.*did you mean tce:1.5"),
-    (dict(scale="cpu", methods=["ce:1"]), "loss: got 'ce:1'"),
-    (dict(scale="cpu", methods=["tce:x"]), "loss: got 'tce:x', expected a number after tce:"),
-    (dict(scale="cpu", methods=["tce:-1"]), "alpha: got -1.0, expected a number >= 0"),
-    (dict(scale="cpu", etas=[1.5]), "eta: got 1.5, expected a number from 0 to 1"),
-    (dict(scale="cpu", seeds=0), "seeds: got 0, expected an int >= 1"),
-    (dict(scale="cpu", seeds=1.5), "seeds: got 1.5"),
+    (dict(scale="few", datasets=["cifar11"]), "dataset: got 'cifar11'.*did you mean cifar1"),
+    (dict(scale="few", hold_out=0), "hold_out: got 0, expected images or a share"),
+    (dict(scale="few", methods=["tec:1.5"]), "loss: got 'tec:1.5'.*did you mean tce:1.5"),
+    (dict(scale="few", methods=["ce:1"]), "loss: got 'ce:1'"),
+    (dict(scale="few", methods=["tce:x"]), "loss: got 'tce:x', expected a number after tce:"),
+    (dict(scale="few", methods=["tce:-1"]), "alpha: got -1.0, expected a number >= 0"),
+    (dict(scale="few", etas=[1.5]), "eta: got 1.5, expected a number from 0 to 1"),
+    (dict(scale="few", seeds=0), "seeds: got 0, expected an int >= 1"),
+    (dict(scale="few", seeds=1.5), "seeds: got 1.5"),
     (dict(scale="smoke", noises=["pair_flip", "class_dependent"]), "noise: got class_dependent with digits"),
 ])
 def test_what_is_wrong_is_refused_before_anything_starts(arguments, message):
@@ -254,7 +222,7 @@ def test_what_is_wrong_is_refused_before_anything_starts(arguments, message):
 
 
 def test_unknown_fields_are_refused():
-    with pytest.raises(TypeError, match="epoch: not a field of Config"): plan("cpu", epoch=3)
+    with pytest.raises((TypeError, ValueError), match="epoch"): plan("few", epoch=3)
 
 
 @pytest.mark.parametrize("changes", [
@@ -283,17 +251,10 @@ def test_a_failed_rerun_keeps_the_record(tmp_path):
     assert "0 to do" in finish(tce(*run, "--dry-run"))
 
 
-def test_a_repeated_run_that_is_in_hand_elsewhere_is_left_alone(tmp_path):
-    job = replace(JOBS[0], rerun=True)
-    assert execute(job_message(job, tmp_path, None), 60, {}).state == "done"
-    assert look(job, tmp_path).state == "waiting"
-    with FileLock(Files(job.name, tmp_path).lock): assert look(job, tmp_path).state == "elsewhere"
-
-
 def test_a_file_that_has_changed_since_the_plan_is_not_trained_with(tmp_path):
     (tmp_path/"mine.py").write_text("from torch.nn import CrossEntropyLoss as Mine")
     job = Job(preset("smoke", loss=f"{tmp_path}/mine.py:Mine"))
-    message = job_message(job, tmp_path, None)
+    message = job_message(job, tmp_path)
     (tmp_path/"mine.py").write_text("from torch.nn import MultiMarginLoss as Mine")
     outcome = execute(message, 60, {})
     assert outcome.final and "a file has changed since this run was planned" in outcome.reason
@@ -302,18 +263,17 @@ def test_a_file_that_has_changed_since_the_plan_is_not_trained_with(tmp_path):
 
 def test_a_run_stays_out_of_the_users_history(tmp_path):
     "Many workers would get into each other's way there"
-    outcome = execute(job_message(JOBS[0], tmp_path, None), 60, {"IPYTHONDIR": str(tmp_path/"ipython")})
+    outcome = execute(job_message(JOBS[0], tmp_path), 60, {"IPYTHONDIR": str(tmp_path/"ipython")})
     assert outcome.state == "done" and not list(tmp_path.rglob("history*"))
 
 
 FULL = "OutOfMemoryError: CUDA out of memory"
-DEAD = "NoGPU: device: got 'cuda', but PyTorch finds no GPU; expected cpu or auto"
+DEAD = "NoGPU: device: got 'cuda', but PyTorch finds no GPU, expected cpu or auto"
 
 
 @pytest.mark.parametrize("reason, each, left", [(FULL, 1, 1), (DEAD, 1, 1), (DEAD, 2, 2)])
 def test_a_slot_without_a_working_gpu_is_given_up(tmp_path, monkeypatch, reason, each, left):
     "The run is tried elsewhere, and the plan is not failed run by run"
-    from tce_nb import sweep
     def execute_there(message, limit, environment, started):
         assert message["parameters"]["device"] == "cuda", "never the CPU instead"
         if environment["CUDA_VISIBLE_DEVICES"] == "1": return Outcome(message["name"], "failed", reason)
@@ -325,10 +285,10 @@ def test_a_slot_without_a_working_gpu_is_given_up(tmp_path, monkeypatch, reason,
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(sweep, "execute", execute_there)
     monkeypatch.setattr(sweep, "recorded", lambda name, folder: Files(name, folder).record.exists())
-    monkeypatch.setattr(sweep, "selected_by", lambda name, folder: 1)
+    monkeypatch.setattr(sweep, "find_selected", lambda config, folder: 1)
     pool, told = LocalPool(tmp_path, gpus=2, runs_per_gpu=each), []
     jobs = plan("smoke", seeds=3)
-    ended = work_off(Sweep(jobs, pool, tmp_path, lambda _, state: told.append(state and state.reason)), 0.01)
+    ended = run_plan(Sweep(jobs, pool, tmp_path, lambda _, state: told.append(state and state.reason)), 0.01)
     pool.close()
     assert {state.state for state in ended} == {"done"} and pool.slots == left == len(pool.free)
     assert any("its slot is not used again; to be tried again" in said for said in told if said)
@@ -336,27 +296,12 @@ def test_a_slot_without_a_working_gpu_is_given_up(tmp_path, monkeypatch, reason,
 
 def test_a_worker_says_that_its_gpu_is_gone(tmp_path):
     job = plan("smoke", seeds=1)[0]
-    outcome = execute(_on_gpu(job_message(job, tmp_path, None)), 60, {"CUDA_VISIBLE_DEVICES": "99"})
+    outcome = execute(_on_gpu(job_message(job, tmp_path)), 60, {"CUDA_VISIBLE_DEVICES": "99"})
     assert (outcome.reason, outcome.final) == (DEAD, False) and job.config.device == "auto"
 
 
-def test_a_slot_on_the_cpu_is_not_given_up(tmp_path, monkeypatch):
-    "Where there are no GPUs, the fault is with the run that asks for one"
-    from tce_nb import sweep
-    monkeypatch.setattr(sweep, "execute", lambda message, *_: Outcome(message["name"], "failed", DEAD))
-    pool = LocalPool(tmp_path, workers=2, gpus=0)
-    assert not pool.submit(JOBS[0], None).result().lost and pool.slots == 2 == len(pool.free)
-    pool.close()
-
-
 @pytest.mark.parametrize("reason", [
-    FULL, DEAD, "AcceleratorError: CUDA error: out of memory",
-    "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
-    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "RuntimeError: CUDA driver error: unknown error",
-    "RuntimeError: GET was unable to find an engine to execute this computation",
-    "RuntimeError: No CUDA GPUs are available", "RuntimeError: Unexpected error from cudaGetDeviceCount().",
-    "RuntimeError: Triton Error [CUDA]: out of memory", "InductorError: OutOfMemoryError: CUDA out of memory",
+    FULL, DEAD, "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "RuntimeError: No CUDA GPUs are available",
     "its process ended by signal 6, without a record; its last words: CUDA error: unspecified launch failure"])
 def test_failures_of_a_gpu_are_known(tmp_path, reason):
     pool = LocalPool(tmp_path, workers=2, gpus=0)
@@ -377,45 +322,6 @@ def test_more_gpus_than_there_are_names(tmp_path, monkeypatch):
         LocalPool(tmp_path, gpus=2)
 
 
-def test_standard_input_is_empty_for_all_but_the_watchdog():
-    "On Windows a thread that reads it blocks imports and other processes"
-    code = ("import os, subprocess, sys; from tce_nb.sweep import _end_with_driver, _take_pipe; pipe = _take_pipe()\n"
-            "assert os.read(0, 1) == b''; assert subprocess.check_output('cat') == b''\n"
-            "print('ready', flush=True); _end_with_driver(pipe)")
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"ready\n" and process.poll() is None
-        process.stdin.close()
-        assert process.wait(20) == 3
-
-
-@pytest.mark.parametrize("error", [BrokenPipeError(32, "gone"), OSError(22, "Invalid argument")], ids=str)
-def test_a_process_that_has_ended_already_is_no_error(monkeypatch, error):
-    def write(*_): raise error
-    process = subprocess.Popen(["sh", "-c", "exit 7"], stdin=subprocess.PIPE)
-    monkeypatch.setattr(os, "write", write)
-    assert _wait(process, {}, 10) == (7, False)
-
-
-def test_others_are_looked_at_every_few_seconds(tmp_path, monkeypatch):
-    from tce_nb import sweep
-    sweeping = Sweep(JOBS[:1], None, tmp_path, lambda *_: None)
-    sweeping.states[JOBS[0].name].state, looks = "elsewhere", []
-    monkeypatch.setattr(sweep, "look", lambda job, results: (looks.append(job), State(job, "elsewhere"))[1])
-    for _ in range(5): sweep._look_elsewhere(sweeping)
-    assert len(looks) == 1
-    sweeping.looked -= 3
-    sweep._look_elsewhere(sweeping)
-    assert len(looks) == 2
-
-
-def test_a_local_cluster_is_one_of_its_own(monkeypatch):
-    "Not one that happens to run on this machine"
-    asked = []
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda address, **_: asked.append(address)))
-    for address in ("local", "auto"): _connect(address)
-    assert asked == ["local", "auto"]
-
-
 def test_a_task_with_a_gpu_never_takes_the_cpu():
     sent, message = [], job_message(plan("smoke", seeds=1)[0], "results", None)
     ray = SimpleNamespace(remote=lambda **_: lambda task: SimpleNamespace(remote=lambda given, *_: sent.append(given)))
@@ -424,27 +330,8 @@ def test_a_task_with_a_gpu_never_takes_the_cpu():
     assert {given["name"] for given in sent} == {message["name"]}
 
 
-def test_users_of_a_node_do_not_meet(monkeypatch):
-    import getpass
-    monkeypatch.setattr(getpass, "getuser", lambda: "ada")
-    assert _own_folder().name == "tce_nb-ray-ada"
-    def nobody(): raise KeyError("uid not found")  # as in a container
-    monkeypatch.setattr(getpass, "getuser", nobody)
-    assert _own_folder().name == f"tce_nb-ray-{os.getuid()}"
-
-
-def test_a_run_that_no_gpu_takes_costs_one_slot(tmp_path, monkeypatch):
-    from tce_nb import sweep
-    monkeypatch.setattr(sweep, "execute", lambda message, *_: Outcome(
-        message["name"], "failed", "RuntimeError: CUDA error: device-side assert triggered"))
-    pool = LocalPool(tmp_path, gpus=4)
-    state, = work_off(Sweep(JOBS[:1], pool, tmp_path, lambda *_: None), 0.01)
-    pool.close()
-    assert state.state == "failed" and pool.slots == 3
-
-
 @pytest.mark.parametrize("visible, found, usable, gpus", [
-    (None, 2, True, ["0", "1"]), ("3,5", 2, True, ["3", "5"]), ("MIG-a,MIG-b,MIG-c", 1, True, ["MIG-a", "MIG-b", "MIG-c"])])
+    (None, 2, True, ["0", "1"]), ("3,5", 2, True, ["3", "5"]), (None, 2, False, [""] * len(os.sched_getaffinity(0)))])
 def test_every_gpu_has_its_slot(tmp_path, monkeypatch, visible, found, usable, gpus):
     if visible: monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     else: monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -453,24 +340,8 @@ def test_every_gpu_has_its_slot(tmp_path, monkeypatch, visible, found, usable, g
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in LocalPool(tmp_path).free] == gpus
 
 
-def test_a_driver_that_is_too_old_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.warns(UserWarning, match="PyTorch cannot use the 1 GPU.s. of this machine"): pool = LocalPool(tmp_path)
-    assert pool.slots == len(os.sched_getaffinity(0))
-
-
-def test_no_descriptor_is_left_open(tmp_path):
-    pool, before = LocalPool(tmp_path, workers=2), psutil.Process().num_fds()
-    job = Job(preset("smoke", dataset=save_npz(tmp_path/"x.npz"), train_per_class=99))  # fails at once
-    for _ in range(3): assert pool.submit(job, None).result().state == "failed"
-    assert psutil.Process().num_fds() <= before
-    pool.close()
-
-
 @pytest.mark.parametrize("device, hidden", [("cuda:1", False), ("cuda", True), ("auto", True)])
 def test_a_run_that_names_its_gpu_sees_all(tmp_path, monkeypatch, device, hidden):
-    from tce_nb import sweep
     pool, seen = LocalPool(tmp_path, workers=1), []
     pool.free = [{"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1"}]
     monkeypatch.setattr(sweep, "execute", lambda message, limit, environment, started: (
@@ -478,13 +349,6 @@ def test_a_run_that_names_its_gpu_sees_all(tmp_path, monkeypatch, device, hidden
     sweep._run_here(pool, job_message(Job(preset("smoke", device=device)), tmp_path, None))
     assert ("CUDA_VISIBLE_DEVICES" in seen[0]) == hidden and pool.free[0]["CUDA_VISIBLE_DEVICES"] == "0"
     pool.close()
-
-
-def test_closing_ends_what_has_just_begun(tmp_path):
-    pool, begin = LocalPool(tmp_path, workers=2), time.time()
-    for seed in (1, 2): pool.submit(Job(preset("smoke", epochs=10_000, seed=seed)), None)
-    pool.close()
-    assert time.time() - begin < 20
 
 
 def test_runs_on_the_cpu_use_every_core_of_a_machine_with_gpus(tmp_path, monkeypatch):
@@ -511,13 +375,6 @@ def test_the_first_of_two_failures_is_told(tmp_path):
     assert "its process ended by signal 9, without a record; to be tried again" in finish(process)
 
 
-def test_a_recorded_seed_of_a_failed_hold_out_run_is_no_error(tmp_path):
-    full = next(job for job in JOBS if job.needs)
-    assert execute(job_message(full, tmp_path, None), 60, {}).state == "done"
-    said = finish(tce(*SWEEP, "--limit", "0.0001", "--results", tmp_path), code=1)
-    assert "error:" not in said and "ended at the limit" in said
-
-
 def test_workers_use_the_library_of_the_driver(tmp_path):
     "Not what happens to lie in the working directory"
     (tmp_path/"tce_nb").mkdir()
@@ -537,7 +394,7 @@ def test_a_look_at_a_run_does_not_keep_it_from_starting(tmp_path):
 
     looking = threading.Thread(target=look_again_and_again)
     looking.start()
-    try: assert execute(job_message(job, tmp_path, None), 60, {}).state == "done"
+    try: assert execute(job_message(job, tmp_path), 60, {}).state == "done"
     finally:
         over.set()
         looking.join()
@@ -550,17 +407,9 @@ def test_threads_of_all_slots_fit_the_cores(tmp_path):
         assert pool.slots == slots and pool.free[0]["OMP_NUM_THREADS"] == str(threads)
 
 
-def test_class_dependent_noise_goes_by_the_name_of_a_file(tmp_path):
-    file = save_npz(tmp_path/"cifar10.npz")
-    noises = {job.config.noise for job in plan("beyond", [str(file)])}
-    assert "class_dependent" in noises
-    assert {job.config.dataset for job in plan("cpu", noises=["class_dependent"])} == {"cifar10", "cifar100"}
-    with pytest.raises(ValueError, match="got class_dependent with svhn"): plan("cpu", ["svhn"], noises=["class_dependent"], etas=[0.4])
-
-
 def test_images_are_counted(tmp_path, flat):
     assert image_counts(preset("paper", dataset="svhn"), tmp_path) == (73_257, 26_032)
-    assert image_counts(preset("cpu", dataset="cifar100"), tmp_path) == (5_000, 2_000)
+    assert image_counts(preset("few", dataset="cifar10"), tmp_path) == (5_000, 10_000)
     assert image_counts(Config(dataset=str(flat))) == (40, 40)
 
 
@@ -568,42 +417,23 @@ def test_files_are_found_from_everywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path/"mine.py").write_text("from torch.nn import CrossEntropyLoss as Mine")
     job, = plan("smoke", methods=["mine.py:Mine"], seeds=1)[:1]
-    message, name = job_message(job, tmp_path, None), job.name
+    message, name = job_message(job, tmp_path), job.name
     assert message["parameters"]["loss"] == f"{tmp_path}/mine.py:Mine"
     (tmp_path/"mine.py").unlink()
     assert job.name == name == message["name"]  # whatever happens to the file
 
 
-def test_a_record_from_another_machine_is_refused_if_its_images_are_others(once):
-    folder = once("undisturbed", run_undisturbed)
-    path = next(folder.glob("records/*-ce-*train*.json"))
-    record = json.loads(path.read_text())
-    assert not _clash(path.read_bytes(), folder) and not _clash(None, folder)
-    record["data"]["version"] = "others"
-    assert "dataset: the images or labels of digits (version others) are not those of" in _clash(
-        json.dumps(record).encode(), folder)
-
-
-def test_a_task_that_brings_no_record_has_failed(tmp_path):
-    done = lambda message: (Outcome(message["name"], "done"), {})
-    ray = SimpleNamespace(get=lambda task: task, exceptions=SimpleNamespace(RayError=OSError))
-    pool = SimpleNamespace(start=done, ray=ray, results=tmp_path)
-    found = _run_there(pool, dict(name="lost"))
-    assert found.state == "failed" and "another task has taken its record" in found.reason
-
-
-def test_a_message_has_only_parameters_of_its_template():
-    for job in JOBS:
-        source = json.loads(template(job.kind).read_text())
-        cell, = [c for c in source["cells"] if c["metadata"].get("tags") == ["parameters"]]
-        names = {line.split(":")[0] for line in cell["source"]}
-        assert set(job_message(job, "results", None)["parameters"]) <= names
+def test_a_run_has_a_parameter_for_every_field():
+    source = json.loads(template().read_text())
+    cell, = [c for c in source["cells"] if c["metadata"].get("tags") == ["parameters"]]
+    names = {line.split(":")[0] for line in cell["source"]}
+    assert set(job_message(JOBS[0], "results")["parameters"]) == names
 
 
 def papermill(folder, *parameters, code=0):
     "Run papermill itself, as a user would, in some other folder"
     words = [word for name, value in parameters for word in ("-p", name, str(value))]
-    result = subprocess.run([str(BIN/"papermill"), str(template("train")), "out.ipynb", "--no-progress-bar",
+    result = subprocess.run([str(BIN/"papermill"), str(template()), "out.ipynb", "--no-progress-bar",
                              *words], cwd=folder, capture_output=True, text=True,
                             env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert (result.returncode == 0) == (code == 0), result.stderr
@@ -618,23 +448,17 @@ def test_papermill_alone_makes_a_record(tmp_path):
 
 
 @pytest.mark.parametrize("parameter, message", [
-    (("alhpa", 1), "parameter: got 'alhpa'.*did you mean alpha\\?"),
-    (("loss", "cee"), "loss: got 'cee'.*did you mean ce\\?"),
-    (("preset", "papr"), "preset: got 'papr'.*did you mean paper\\?"),
-    (("eta", 2), "eta: got 2.0, expected a number from 0 to 1"),
-    (("dataset", "cifar"), "dataset: got 'cifar', expected digits"),
+    (("epoch", 10), "parameter: got 'epoch'.*did you mean epochs\\?"),
     (("selected_epoch", 1000), "selected_epoch: got 1000, expected None or an epoch from 1 to 4"),
-    (("rerun", "no"), "rerun: got 'no', expected True or False"),
 ])
 def test_papermill_alone_refuses_mistakes(tmp_path, parameter, message):
-    import re
     said = papermill(tmp_path, parameter, code=1)
     assert re.search(message, said), said[-2000:]
     assert not (tmp_path/"results"/"records").exists()
 
 
 def test_papermill_explains_the_parameters():
-    said = subprocess.run([str(BIN/"papermill"), "--help-notebook", str(template("select_epoch"))],
+    said = subprocess.run([str(BIN/"papermill"), "--help-notebook", str(template())],
                           capture_output=True, text=True, check=True).stdout
     assert "eta: float (default 0.4)" in said and "share of labels replaced at random" in said
     assert "Unknown" not in said

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -14,15 +15,21 @@ import pytest
 import torch
 from conftest import save_npz
 
-from tce_nb import LOSSES, NOISES, training, transition_matrix
-from tce_nb.data import Images, first_per_class, load
+from tce_nb import LOSSES, NOISES, get_loss, transition_matrix
+from tce_nb.run import checkpoint, train as training
+from tce_nb.run.data import DataError, Images, first_per_class, load
+from tce_nb.run.records import final_summary
 from tce_nb.noise import noise_file
-from tce_nb.resnet import ResNet
-from tce_nb.training import (
-    CheckpointError, Config, NoGPU, Run, _allow_tf32, _precision, calibration_error, check_look_alikes, device_name,
-    drops, evaluate, identity, load_checkpoint, make_task, pick_device, predict, prepare, preset, report,
-    save_checkpoint, stream, surroundings, train, write_whole)
+from tce_nb.run.resnet import ResNet
+from tce_nb.run.checkpoint import (
+    CheckpointError, device_name, environment, save_checkpoint)
+from tce_nb.run.config import Config, learning_rate, lr_milestones, run_key, preset, rng_for
+from tce_nb.run.train import (
+    NoGPU, Run, _allow_tf32, _precision, check_look_alikes, evaluate,
+    make_task, pick_device, predict, prepare, report, train)
 
+# no processor is known to compute in bfloat16: the tests that do so anyway say that it may
+ALLOW = pytest.mark.usefixtures("bfloat16_here")
 TINY = Config(train_per_class=8, test_per_class=4, batch_size=16, depth=8,
               epochs=5, eta=0.4, hold_out=0.1, device="cpu")
 CLOCK = ("seconds", "images_per_second")
@@ -33,28 +40,67 @@ def numbers(history):
     return [{k: v for k, v in row.items() if k not in CLOCK} for row in history]
 
 
+def stopped_after(epochs, config, path):
+    "A whole run; its checkpoint as it was after some epochs"
+    def keep(run):
+        if len(run.history) == epochs: shutil.copy(path, path.with_suffix(".kept"))
+    run = train(config, path, keep)
+    os.replace(path.with_suffix(".kept"), path)
+    return run
+
+
+@pytest.fixture
+def bfloat16_here(monkeypatch):
+    "Allow bfloat16 on any processor, however slow"
+    monkeypatch.setattr(training, "native_bfloat16", lambda: True)
+
+
+def test_bfloat16_is_refused_where_the_processor_has_none(monkeypatch):
+    config = replace(TINY, precision="bfloat16", epochs=1)
+    monkeypatch.setattr(training, "native_bfloat16", lambda: False)
+    with pytest.raises(ValueError, match="precision: got 'bfloat16' on a processor without AVX512_BF16 or AMX"):
+        train(config)
+    monkeypatch.setattr(training, "native_bfloat16", lambda: True)
+    prepare(config)
+
+
+@ALLOW
+def test_in_bfloat16_batch_norm_loss_and_weights_stay_in_32_bits(monkeypatch):
+    state, seen = prepare(replace(TINY, precision="bfloat16")), []
+    def norm(layer, inputs, output): seen.append((layer, inputs[0].detach(), output.clone()))
+    state.net.bn.register_forward_hook(norm)
+    state.criterion.register_forward_hook(lambda _, inputs, loss: seen.append((inputs[0].dtype, loss.dtype)))
+    batch, i = next(training.epoch_batches(state.train, 16, rng_for(0, "batches")))
+    training._step(state, batch, state.labels[i])
+    (layer, x, y), loss = seen
+    x, mean = x.float(), x.float().mean((0, 2, 3))
+    wide = (x - mean[:, None, None]) / (x.var((0, 2, 3), correction=0) + layer.eps).sqrt()[:, None, None]
+    assert torch.allclose(layer.running_mean, 0.1 * mean, rtol=1e-4, atol=1e-6), "statistics in 32 bits"
+    assert (wide - y.float()).abs().max() <= 2 ** -8 * wide.abs().max(), "rounded once, at the end"
+    assert loss == (torch.float32, torch.float32)
+    values = [*state.net.parameters(), layer.running_var, *(
+        s["momentum_buffer"] for s in state.optimizer.state.values())]
+    assert {value.dtype for value in values} == {torch.float32}
+
+
 @pytest.fixture(scope="module")
 def undisturbed():
     return train(TINY)
 
 
-def test_the_same_configuration_gives_the_same_history(undisturbed):
-    torch.manual_seed(123)
-    torch.rand(5)
-    again = train(TINY)
-    assert numbers(again.history) == numbers(undisturbed.history)
-    assert all(map(torch.equal, again.net.state_dict().values(), undisturbed.net.state_dict().values()))
+@pytest.fixture(scope="module")
+def two_epochs():
+    return numbers(train(replace(TINY, epochs=2, milestones=(9,))).history)
 
 
 @pytest.mark.parametrize("change", [
     dict(seed=1), dict(loss="ce"), dict(alpha=1.0), dict(eta=0.0), dict(lr=0.05), dict(momentum=0.0),
     dict(weight_decay=0.0), dict(batch_size=8), dict(noise="uniform_excluding_true"),
-    dict(milestones=(2,)), dict(depth=14), dict(hold_out=0.2), dict(precision="bfloat16"),
+    dict(milestones=(2,)), dict(depth=14), dict(hold_out=0.2),
     dict(train_per_class=7), dict(test_per_class=3), dict(hold_out_noisy=False)], ids=str)
-def test_every_field_reaches_the_training(undisturbed, change):
-    base = replace(TINY, epochs=2, milestones=(9,))
-    other, base = train(replace(base, **change)), train(base)
-    assert numbers(other.history) != numbers(base.history)
+def test_every_field_reaches_the_training(two_epochs, change):
+    other = train(replace(TINY, **{"epochs": 2, "milestones": (9,), **change}))
+    assert numbers(other.history) != two_epochs
 
 
 def test_streams_are_independent():
@@ -62,17 +108,10 @@ def test_streams_are_independent():
         {}, dict(eta=0.0), dict(loss="ce"), dict(hold_out=0.0))]
     assert torch.equal(tasks[0].held, tasks[1].held) and torch.equal(tasks[0].held, tasks[2].held)
     assert torch.equal(tasks[0].noisy.labels, tasks[3].noisy.labels)
-    first, second = (prepare(replace(TINY, eta=eta)).net.state_dict() for eta in (0.0, 0.4))
-    assert all(map(torch.equal, first.values(), second.values()))
-
-
-def test_the_hold_out_is_as_noisy_as_the_rest_unless_told_otherwise():
-    for noisy in (True, False):
-        parts = prepare(replace(TINY, eta=1.0, hold_out=0.5, hold_out_noisy=noisy))
-        labels = parts.evaluated["val"][1]
-        true = parts.task.noisy.true_labels[parts.task.held]
-        assert torch.equal(labels, true) != noisy
-    assert len(parts.train) + len(parts.evaluated["val"][0]) == 80
+    for noisy in (True, False):  # the hold-out's labels are as noisy as the rest, unless told otherwise
+        state = prepare(replace(TINY, eta=1.0, hold_out=0.5, hold_out_noisy=noisy))
+        true = state.task.noisy.true_labels[state.task.held]
+        assert torch.equal(state.evaluated["val"][1], true) != noisy
 
 
 def test_history_has_what_was_promised(undisturbed):
@@ -80,58 +119,46 @@ def test_history_has_what_was_promised(undisturbed):
         assert set(row) == {
             "epoch", "lr", "train_loss", "train_accuracy", "clean_accuracy", "memorised", "corrected",
             "val_accuracy", "val_nll", "val_ece", "test_accuracy", "test_nll", "test_ece", *CLOCK}
+        trained_in = len(undisturbed.task.kept) / row["images_per_second"]
+        assert 0 < trained_in < row["seconds"]  # the rest of an epoch is looking
     assert [row["lr"] for row in undisturbed.history] == pytest.approx([.1, .01, .001, .001, .001])
     assert 0 < undisturbed.wrong_rate < 0.4
-    assert "val_accuracy" not in train(replace(TINY, hold_out=0, epochs=1)).history[0]
-    clean = train(replace(TINY, eta=0.0, epochs=1)).history[0]
-    assert clean["memorised"] is None and clean["corrected"] is None and clean["clean_accuracy"] == clean["train_accuracy"]
+    clean = train(replace(TINY, eta=0.0, hold_out=0, epochs=1)).history[0]
+    assert clean["memorised"] is None and clean["corrected"] is None and "val_accuracy" not in clean
+    assert clean["clean_accuracy"] == clean["train_accuracy"]
 
 
 def test_the_counts_of_an_epoch_are_right(monkeypatch):
     "Against a slow recount of every batch's predictions"
     seen = []
-    parts = prepare(TINY)
-    original = parts.model.forward
+    state = prepare(TINY)
+    original = state.model.forward
     def watch(x):
         logits = original(x)
         seen.append(logits.detach().argmax(1))
         return logits
-    parts.model.forward = watch
-    row = training.train_epoch(parts, TINY, 1)
+    state.model.forward = watch
+    row = training.train_epoch(state, TINY, 1)
     order = torch.cat([i for _, i in training.epoch_batches(
-        parts.train, 16, stream(0, "batches", 1))])
-    predicted = torch.empty_like(parts.labels)
+        state.train, 16, rng_for(0, "batches", 1))])
+    predicted = torch.empty_like(state.labels)
     predicted[order] = torch.cat(seen)
-    wrong = parts.wrong
-    assert row["train_accuracy"] == pytest.approx((predicted == parts.labels).double().mean().item())
-    assert row["clean_accuracy"] == pytest.approx((predicted == parts.labels)[~wrong].double().mean().item())
-    assert row["memorised"] == pytest.approx((predicted == parts.labels)[wrong].double().mean().item())
-    assert row["corrected"] == pytest.approx((predicted == parts.true_labels)[wrong].double().mean().item())
+    wrong = state.wrong
+    assert row["train_accuracy"] == pytest.approx((predicted == state.labels).double().mean().item())
+    assert row["clean_accuracy"] == pytest.approx((predicted == state.labels)[~wrong].double().mean().item())
+    assert row["memorised"] == pytest.approx((predicted == state.labels)[wrong].double().mean().item())
+    assert row["corrected"] == pytest.approx((predicted == state.true_labels)[wrong].double().mean().item())
 
 
-def test_evaluation_against_sklearn_and_a_slow_ece():
+def test_evaluation_against_sklearn():
     from sklearn.metrics import accuracy_score, log_loss
-    parts = prepare(TINY)
-    images, labels = parts.evaluated["test"]
-    measured = evaluate(parts.net, images, labels)
-    assert torch.allclose(predict(parts.net, images, batch_size=7), predict(parts.net, images), atol=1e-4)
-    with torch.no_grad(): q = parts.net.eval()(images.plain(slice(None))).double().softmax(1)
-    confidence, predicted = q.max(1)
-    assert measured["accuracy"] == pytest.approx(accuracy_score(labels, predicted))
+    state = prepare(TINY)
+    images, labels = state.evaluated["test"]
+    measured = evaluate(state.net, images, labels)
+    assert torch.allclose(predict(state.net, images, batch_size=7), predict(state.net, images), atol=1e-4)
+    with torch.no_grad(): q = state.net.eval()(images.plain(slice(None))).double().softmax(1)
+    assert measured["accuracy"] == pytest.approx(accuracy_score(labels, q.argmax(1)))
     assert measured["nll"] == pytest.approx(log_loss(labels, q.numpy(), labels=range(10)), rel=1e-5)
-    ece = 0.0
-    for b in range(15):
-        inside = (confidence > b / 15) & (confidence <= (b + 1) / 15)
-        if inside.any():
-            gap = (predicted == labels)[inside].double().mean() - confidence[inside].mean()
-            ece += inside.double().mean().item() * abs(gap.item())
-    assert measured["ece"] == pytest.approx(ece, abs=1e-6)
-
-
-def test_calibration_error_at_its_edges():
-    assert calibration_error(torch.ones(3), torch.ones(3)) == 0
-    assert calibration_error(torch.zeros(3), torch.zeros(3)) == 0
-    assert calibration_error(torch.tensor([0.0, 1.0]), torch.tensor([1, 0])) == 1
 
 
 def killed_until_done(config, path, rng, longest):
@@ -155,18 +182,20 @@ def killed_until_done(config, path, rng, longest):
 
 
 # TCE_KILLS=100 repeats the campaign that many times
-@pytest.mark.parametrize("seed", range(int(os.environ.get("TCE_KILLS", 5))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TCE_KILLS", 2))))
 def test_killed_at_random_moments_it_ends_the_same(tmp_path, seed):
     torch.set_num_threads(1)
     config = replace(TINY, train_per_class=4, epochs=12, seed=seed % 5)
+    start = time.monotonic()
     expected = numbers(train(config).history)
-    history, resumed, kills = killed_until_done(config, tmp_path/"run.pt", random.Random(seed), longest=1.0)
+    longest = time.monotonic() - start  # however busy the machine is
+    history, resumed, kills = killed_until_done(config, tmp_path/"run.pt", random.Random(seed), longest)
     assert numbers(history) == expected
     assert 1 <= kills and resumed <= kills
     assert {p.name for p in tmp_path.iterdir()} <= {"run.pt", "run.pt.tmp", "run.json"}
 
 
-def test_killed_while_writing_a_checkpoint_the_old_one_stays(tmp_path, monkeypatch):
+def test_a_disk_that_is_full_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     path = tmp_path/"run.pt"
     save_checkpoint(path, {"config": {}, "old": True})
     before = path.read_bytes()
@@ -176,42 +205,19 @@ def test_killed_while_writing_a_checkpoint_the_old_one_stays(tmp_path, monkeypat
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_checkpoints_hold_tensors_and_plain_values_only(tmp_path):
-    path = tmp_path/"run.pt"
-    train(replace(TINY, epochs=1), checkpoint=path)
-    state = torch.load(io.BytesIO(path.read_bytes()[32:]), weights_only=True)
-    assert set(state) == {"identity", "history", "diverged", "resumed", "made_on", "data", "device",
-                          "net", "criterion", "attributes", "scaler", "optimizer"}
-
-
-@pytest.mark.parametrize("damage", ["empty", "cut", "flip", "foreign"])
-def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
-    path = tmp_path/"run.pt"
-    train(replace(TINY, epochs=1), checkpoint=path)
-    content = bytearray(path.read_bytes())
-    if damage == "empty": content = b""
-    if damage == "cut": content = content[:len(content) // 2]
-    if damage == "flip": content[len(content) // 2] ^= 255
-    if damage == "foreign": content = b"cos\nsystem\n(S'true'\ntR."
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="run.pt: not a whole checkpoint .*remove it"):
-        train(replace(TINY, epochs=1), checkpoint=path)
-    assert path.read_bytes() == bytes(content)
-
-
-def test_a_checkpoint_is_whole_however_little_memory_there_is(tmp_path, monkeypatch):
-    train(replace(TINY, epochs=1), checkpoint=tmp_path/"run.pt")
-    def load(*_, **__): raise MemoryError
-    monkeypatch.setattr(torch, "load", load)
-    with pytest.raises(MemoryError):  # and not `DamagedCheckpoint`, which starts again
-        train(replace(TINY, epochs=2), checkpoint=tmp_path/"run.pt")
-
-
-def test_a_foreign_checkpoint_is_refused_by_field(tmp_path):
-    path = tmp_path/"run.pt"
-    train(replace(TINY, epochs=1), checkpoint=path)
-    with pytest.raises(CheckpointError, match=r"belongs to another run \(lr, seed differ\)"):
-        load_checkpoint(path, replace(TINY, epochs=1, seed=5, lr=0.2))
+def test_a_checkpoint_holds_plain_values_and_is_refused_when_damaged(tmp_path):
+    config, path = replace(TINY, epochs=np.int64(1), eta=np.float64(0.4), milestones=[2, 3]), tmp_path/"run.pt"
+    train(config, checkpoint=path)
+    whole = path.read_bytes()
+    assert set(torch.load(io.BytesIO(whole[32:]), weights_only=True)) == {
+        "identity", "history", "diverged", "resumed", "made_on", "data", "device",
+        "net", "criterion", "attributes", "scaler", "optimizer"}
+    middle = len(whole) // 2
+    for damaged in (b"", whole[:middle], whole[:middle] + b"flip" + whole[middle + 4:], b"cos\nsystem\n(S'true'\ntR."):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="run.pt: not a whole checkpoint .*remove it"):
+            train(config, checkpoint=path)
+        assert path.read_bytes() == damaged
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
@@ -221,16 +227,12 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     assert train(TINY, checkpoint=path).history == first.history
 
 
-def test_the_scaler_and_half_precision_resume_exactly(tmp_path):
-    for precision in ("bfloat16", "float16"):
-        config = replace(TINY, precision=precision, epochs=4)
-        whole, path = train(config), tmp_path/f"{precision}.pt"
-        assert math.isfinite(whole.history[-1]["train_loss"])
-        parts, run = prepare(config), Run(config, [], 0.0)
-        for epoch in (1, 2): run.history.append(training.run_epoch(parts, config, epoch))
-        save_checkpoint(path, training._state(run, parts))
-        resumed = train(config, checkpoint=path)
-        assert resumed.resumed == 1 and numbers(resumed.history) == numbers(whole.history)
+def test_the_scaler_of_half_precision_resumes_exactly(tmp_path):
+    config, path = replace(TINY, train_per_class=4, precision="float16", epochs=2), tmp_path/"run.pt"
+    whole = stopped_after(1, config, path)
+    assert math.isfinite(whole.history[-1]["train_loss"])
+    resumed = train(config, checkpoint=path)
+    assert resumed.resumed == 1 and numbers(resumed.history) == numbers(whole.history)
 
 
 def test_a_diverging_run_stops_and_says_so(tmp_path):
@@ -242,6 +244,8 @@ def test_a_diverging_run_stops_and_says_so(tmp_path):
     text = io.StringIO()
     report(run, text)
     assert "diverged: the loss is no longer a number" in text.getvalue()
+    late = train(replace(TINY, lr=1e30, batch_size=128, epochs=2))  # after the only batch
+    assert late.diverged == 1 and "test_accuracy" not in late.history[0]
 
 
 def test_progress_is_one_live_line_on_a_terminal_and_plain_elsewhere(undisturbed):
@@ -258,59 +262,34 @@ def test_progress_is_one_live_line_on_a_terminal_and_plain_elsewhere(undisturbed
 
 @pytest.mark.parametrize("change, message", [
     (dict(loss="tec"), "loss: got 'tec', expected one of ce, mse, mae, tce"),
-    (dict(noise="uniform"), "noise: got 'uniform'"),
-    (dict(eta=1.2), "eta: got 1.2"), (dict(eta=math.nan), "eta: got nan"),
+    (dict(noise="uniform"), "noise: got 'uniform'"), (dict(eta=1.2), "eta: got 1.2"), (dict(eta=math.nan), "eta: got nan"),
     (dict(alpha=-1), "alpha: got -1"), (dict(alpha="1"), "alpha: got '1'"),
-    (dict(epochs=0), "epochs: got 0"), (dict(epochs=2.0), "epochs: got 2.0"),
-    (dict(batch_size=0), "batch_size: got 0"), (dict(lr=-0.1), "lr: got -0.1"),
-    (dict(seed="0"), "seed: got '0'"), (dict(precision="fp32"), "precision: got 'fp32'"),
-    (dict(depth=9), "depth: got 9, expected 6n + 2"), (dict(depth="20"), "depth: got '20', expected an int"),
+    (dict(epochs=0), "epochs: got 0"), (dict(epochs=2.0), "epochs: got 2.0"), (dict(lr=-0.1), "lr: got -0.1"),
+    (dict(precision="fp32"), "precision: got 'fp32'"), (dict(depth=9), "depth: got 9, expected 6n + 2"),
     (dict(milestones=5), "milestones: got 5"), (dict(milestones=(-3,)), "milestones: got (-3,)"),
-    (dict(compile="no"), "compile: got 'no', expected True or False"),
-    (dict(hold_out_noisy="false"), "hold_out_noisy: got 'false'"),
-    (dict(train_per_class=2.5), "train_per_class: got 2.5"), (dict(train_per_class=-1), "train_per_class: got -1"),
+    (dict(compile="no"), "compile: got 'no', expected True or False"), (dict(train_per_class=2.5), "train_per_class: got 2.5"),
     (dict(hold_out=1.5), "hold_out: got 1.5"), (dict(hold_out=True), "hold_out: got True"),
     (dict(momentum=5), "momentum: got 5"), (dict(dataset=None), "dataset: got None"),
-    (dict(device="gpu"), "device: got 'gpu', expected auto, cpu, cuda"), (dict(loss=["ce"]), "loss: got ['ce']"),
-])
+    (dict(device="gpu"), "device: got 'gpu', expected auto, cpu, cuda")])
 def test_an_impossible_configuration_is_refused(change, message):
     with pytest.raises(ValueError) as error: Config(**change)
     assert str(error.value).startswith(message)
 
 
-def test_numpy_numbers_and_lists_become_plain_values(tmp_path):
-    import numpy as np
-    config = replace(TINY, eta=np.float64(0.4), seed=np.int64(0), milestones=[2, 3], epochs=np.int32(5))
-    assert config == replace(TINY, milestones=(2, 3)) and hash(config) == hash(replace(TINY, milestones=(2, 3)))
-    assert type(config.eta) is float and type(config.seed) is int
-    train(config, checkpoint=tmp_path/"run.pt")
-    assert train(config, checkpoint=tmp_path/"run.pt").resumed == 0
+def test_every_length_starts_at_the_full_rate_and_drops_twice_at_most():
+    for epochs in range(1, 40):
+        config = Config(epochs=epochs)
+        rates = [learning_rate(config, epoch) for epoch in range(1, epochs + 1)]
+        assert rates[0] == 0.1 and rates == sorted(rates, reverse=True)
+        assert len(set(rates)) == 3 or epochs < 4
 
 
-@pytest.mark.parametrize("epochs", range(1, 40))
-def test_every_length_starts_at_the_full_rate_and_drops_twice_at_most(epochs):
-    config = Config(epochs=epochs)
-    rates = [training.learning_rate(config, epoch) for epoch in range(1, epochs + 1)]
-    assert rates[0] == 0.1 and rates == sorted(rates, reverse=True)
-    if epochs >= 4: assert len(set(rates)) == 3
-
-
-def test_weights_that_blow_up_after_the_last_batch_are_noticed():
-    run = train(replace(TINY, lr=1e30, batch_size=128, epochs=2))
-    assert run.diverged == 1 and "test_accuracy" not in run.history[0]
-
-
-def test_a_run_is_not_resumed_on_other_data(tmp_path):
-    import numpy as np
-    from tce_nb.data import ARRAYS, load
-    arrays = {name: getattr(load("digits"), name).numpy() for name in ARRAYS}
-    np.savez(tmp_path/"x.npz", **arrays)
-    config = replace(TINY, dataset=str(tmp_path/"x.npz"), epochs=1)
-    train(config, checkpoint=tmp_path/"run.pt")
-    arrays["train_images"] = 255 - arrays["train_images"]
-    np.savez(tmp_path/"x.npz", **arrays)
-    with pytest.raises(CheckpointError, match=r"belongs to another run \(dataset differ\)"):
-        train(config, checkpoint=tmp_path/"run.pt")
+def test_values_become_plain(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = replace(TINY, eta=np.float64(0.4), seed=np.int64(0), milestones=[2, 3], dataset="~/mine.npz")
+    assert type(config.eta) is float and type(config.seed) is int and hash(config)
+    assert config.milestones == (2, 3) and config.dataset == str(tmp_path/"mine.npz")
+    assert noise_file("transition:~/t.npy")[1] == str(tmp_path/"t.npy")
 
 
 @pytest.mark.filterwarnings("ignore:.*no image of")
@@ -352,14 +331,6 @@ class Late(nn.Module):
         self.seen += target.bincount(minlength=input.shape[1])
         return F.cross_entropy(input, target, 1 / self.seen)
 
-class First(nn.Module):
-    "The same, of a buffer that is not there before the first batch"
-
-    def forward(self, input, target):
-        if not hasattr(self, "seen"): self.register_buffer("seen", torch.ones(input.shape[1]))
-        self.seen += target.bincount(minlength=input.shape[1])
-        return F.cross_entropy(input, target, 1 / self.seen)
-
 class Counting(nn.Module):
     "Cross entropy, weaker from step to step, by plain attributes"
 
@@ -396,61 +367,35 @@ class Learned(nn.Module):
 class Single(nn.Module):
     def forward(self, input, target): return F.cross_entropy(input, target, reduction="none")
 
-class Number(nn.Module):
-    def forward(self, input, target): return 1.5
-
 class Constant(nn.Module):
     def forward(self, input, target): return torch.ones(())
 """
 
 
-@pytest.mark.parametrize("name", ["Fading", "Late", "First", "Counting", "Drawing"])
+@pytest.mark.parametrize("name", ["Fading", "Late", "Counting", "Drawing"])
 def test_a_loss_of_ones_own_resumes_with_its_state_and_only_as_it_was(tmp_path, name):
     (tmp_path/"mine.py").write_text(OWN_LOSS.replace("POWER", "1.0"))
-    config = replace(TINY, loss=f"{tmp_path}/mine.py:{name}", epochs=4)
-    whole, path = train(config), tmp_path/"run.pt"
-    parts, run = prepare(config), Run(config, [], 0.0)
-    for epoch in (1, 2): run.history.append(training.run_epoch(parts, config, epoch))
-    save_checkpoint(path, training._state(run, parts))
+    config, path = replace(TINY, loss=f"{tmp_path}/mine.py:{name}", epochs=3), tmp_path/"run.pt"
+    whole = stopped_after(2, config, path)
+    half = path.read_bytes()
     assert numbers(train(config, checkpoint=path).history) == numbers(whole.history)
-    save_checkpoint(path, training._state(run, parts))
+    path.write_bytes(half)
     (tmp_path/"mine.py").write_text(OWN_LOSS.replace("POWER", "2.0"))
     with pytest.raises(CheckpointError, match=r"belongs to another run \(loss differ\)"):
         train(config, checkpoint=path)
 
 
 @pytest.mark.parametrize("name, got", [
-    ("Single", r"a tensor of shape \(16,\)"), ("Number", "float"), ("Constant", "a tensor that does not depend on")])
+    ("Single", r"torch.float32 of shape \(16,\)"), ("Constant", "a tensor that does not depend on")])
 def test_a_loss_of_ones_own_has_to_return_something_to_learn_by(tmp_path, name, got):
     (tmp_path/"mine.py").write_text(OWN_LOSS)
     with pytest.raises(TypeError, match=f"loss: returned {got}.*, expected a single number"):
         train(replace(TINY, loss=f"{tmp_path}/mine.py:{name}"))
 
 
-def test_a_loss_that_draws_draws_anew_for_every_seed_and_epoch(tmp_path):
-    (tmp_path/"mine.py").write_text(OWN_LOSS)
-    config, drawn = replace(TINY, loss=f"{tmp_path}/mine.py:Drawing", epochs=1), []
-    for seed, epoch in ((0, 1), (0, 2), (1, 1)):
-        with training._randomness(replace(config, seed=seed), epoch, torch.device("cpu")):
-            drawn.append(torch.rand(3).tolist())
-    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
-    parts, expected = prepare(config), torch.get_rng_state()
-    training.train_epoch(parts, config, 1)
-    assert torch.equal(torch.get_rng_state(), expected), "the caller's own draws are not disturbed"
-
-
 def test_training_on_the_cpu_leaves_the_seeds_of_gpus_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("seeded all GPUs"))
-    with training._randomness(TINY, 1, torch.device("cpu")): pass
-
-
-def test_a_home_directory_is_found_everywhere(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    save_npz(tmp_path/"mine.npz")
-    config = replace(TINY, dataset="~/mine.npz", epochs=1)
-    assert config.dataset == str(tmp_path/"mine.npz")
-    assert training.identity(config)["dataset"].startswith("sha256:")
-    assert noise_file("transition:~/t.npy")[1] == str(tmp_path/"t.npy")
+    with training._seeded(TINY, 1, torch.device("cpu")): pass
 
 
 def test_the_commit_of_the_library_is_the_last_that_changed_it(tmp_path, monkeypatch):
@@ -458,22 +403,22 @@ def test_the_commit_of_the_library_is_the_last_that_changed_it(tmp_path, monkeyp
         ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x@x", *args], check=True, capture_output=True, text=True).stdout
     code, record = tmp_path/"tce_nb"/"__init__.py", tmp_path/"record.json"
     code.parent.mkdir()
-    monkeypatch.setattr(training.tce_nb, "__file__", str(code))
-    assert training.library_commit() is None
+    monkeypatch.setattr(checkpoint.tce_nb, "__file__", str(code))
+    assert checkpoint.library_commit() is None
     git("init")
-    assert training.library_commit() is None  # no commit yet
+    assert checkpoint.library_commit() is None  # no commit yet
     for file in (code, record):
         file.write_text("")
         git("add", ".")
         git("commit", "-m", file.name)
-    assert training.library_commit() == git("rev-parse", "--short=12", "HEAD~1").strip()
+    assert checkpoint.library_commit() == git("rev-parse", "--short=12", "HEAD~1").strip()
     code.write_text("# changed")
-    assert training.library_commit().endswith("+changes")
+    assert checkpoint.library_commit().endswith("+changes")
 
 
 def test_a_buffer_made_late_goes_to_the_device_of_the_run(tmp_path):
     (tmp_path/"mine.py").write_text(OWN_LOSS)
-    criterion = training.get_loss(f"{tmp_path}/mine.py:Late")
+    criterion = get_loss(f"{tmp_path}/mine.py:Late")
     training._make_buffers(criterion, {"seen": torch.ones(10)}, torch.device("meta"))
     assert criterion.seen.device.type == "meta"
 
@@ -485,32 +430,25 @@ def test_a_probability_of_zero_is_no_divergence(tmp_path):
     assert math.isinf(run.history[0]["test_nll"]) and run.history[0]["test_accuracy"] < 1
 
 
-def test_the_first_step_of_a_scaler_may_be_skipped():
-    "The momentum is there from the beginning; a fused step that is skipped would leave it unset"
-    parts = prepare(TINY)
-    assert all((state["momentum_buffer"] == 0).all() for state in parts.optimizer.state.values())
-    assert len(parts.optimizer.state) == len([*parts.net.parameters()])
+def test_the_optimiser_holds_every_parameter_and_its_momentum():
+    "From the beginning: a fused first step that a scaler skips would leave the momentum unset"
+    optimizer, parameters = prepare(TINY).optimizer, len([*prepare(TINY).net.parameters()])
+    group, = optimizer.param_groups
+    assert group["nesterov"] and group["dampening"] == 0 and group["weight_decay"] == 1e-4
+    assert len(group["params"]) == len(optimizer.state) == parameters
+    assert all((state["momentum_buffer"] == 0).all() for state in optimizer.state.values())
     assert not prepare(replace(TINY, momentum=0.0)).optimizer.state
-
-
-def test_a_folder_is_no_file(tmp_path):
-    (tmp_path/"set.npz").mkdir()
-    with pytest.raises(training.DataError, match="dataset: got .*set.npz', which cannot be read .it is a folder"):
-        training.identity(replace(TINY, dataset=str(tmp_path/"set.npz")))
 
 
 def test_a_loss_with_parameters_is_refused(tmp_path):
     (tmp_path/"mine.py").write_text(OWN_LOSS)
-    with pytest.raises(ValueError, match="loss: mine.py:Learned has parameters, which nothing would train"):
+    with pytest.raises(ValueError, match="loss: got mine.py:Learned, which has parameters"):
         prepare(replace(TINY, loss=f"{tmp_path}/mine.py:Learned"))
 
 
 def test_a_constant_channel_is_refused(tmp_path):
-    import numpy as np
-    from tce_nb.data import DataError
-    images = np.random.default_rng(0).integers(256, size=(40, 3, 32, 32), dtype=np.uint8)
-    images[:, 1] = 7
-    labels = np.arange(40) % 4
+    images, labels = np.zeros((40, 3, 32, 32), np.uint8), np.arange(40) % 4
+    images[:, ::2] = np.arange(32)
     np.savez(tmp_path/"flat.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
     with pytest.raises(DataError, match="flat: channel 1 is the same everywhere"):
         train(Config(dataset=str(tmp_path/"flat.npz"), depth=8, epochs=1))
@@ -520,12 +458,13 @@ def test_presets():
     paper = preset("paper", dataset="svhn")
     assert (paper.epochs, paper.lr, paper.momentum, paper.weight_decay, paper.batch_size, paper.depth) == \
         (256, 0.1, 0.9, 1e-4, 128, 20)
-    assert drops(paper) == (128, 192) and paper.train_per_class is None and paper.precision == "float32"
-    assert [preset("cpu", dataset=d).epochs for d in ("cifar100", "cifar10", "mnist", "svhn")] == [40, 40, 40, 32]
-    assert preset("cpu", dataset="cifar10").train_per_class == 500
+    assert lr_milestones(paper) == (128, 192) and paper.train_per_class is None and paper.precision == "float32"
+    assert [preset("short", dataset=d).epochs for d in ("cifar100", "cifar10", "mnist", "svhn")] == [64, 32, 16, 128]
+    assert preset("few", dataset="cifar10").train_per_class == 500 and preset("few").hold_out == 0.1
     assert preset("smoke", epochs=2).epochs == 2
-    with pytest.raises(ValueError, match="preset: got 'gpu', expected one of paper, cpu, digits, smoke"): preset("gpu")
-    with pytest.raises(TypeError, match="etha: not a field"): preset("smoke", etha=1)
+    with pytest.raises(ValueError, match="preset: got 'gpu', expected one of smoke, digits, few, short, paper"): preset("gpu")
+    with pytest.raises(TypeError, match="etha: not a field.* did you mean eta"): preset("smoke", etha=1)
+    with pytest.raises(ValueError, match="preset: got 'cpu', which has ended"): preset("cpu", dataset="cifar10")
 
 
 def test_a_gpu_that_is_not_there():
@@ -534,81 +473,39 @@ def test_a_gpu_that_is_not_there():
     assert pick_device("auto").type in ("cpu", "cuda") and pick_device("cpu").type == "cpu"
 
 
-def test_a_file_that_is_being_read_is_replaced_a_moment_later(tmp_path, monkeypatch):
-    "On Windows: PermissionError until the reader has closed it"
-    tries, replace_file = [], os.replace
-    def busy(part, path):
-        tries.append(path)
-        if len(tries) < patience: raise PermissionError(13, "Access is denied")
-        replace_file(part, path)
-    monkeypatch.setattr(os, "replace", busy)
-    patience = 5
-    write_whole(tmp_path/"file", b"new")
-    assert (tmp_path/"file").read_bytes() == b"new" and len(tries) == 5
-    patience = math.inf
-    with pytest.raises(PermissionError): write_whole(tmp_path/"file", b"newer")
-    assert (tmp_path/"file").read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
-
-
-@pytest.fixture
-def rounding():
-    "The settings of TF32 that this PyTorch has beside its old flags; all are left as they were"
+@pytest.mark.parametrize("allowed", [True, False])
+def test_32_bits_are_not_rounded_whatever_was_set_before(monkeypatch, allowed):
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     parts = [cudnn.conv, cudnn.rnn, matmul] if hasattr(cudnn, "conv") else []
-    flags, settings = (cudnn.allow_tf32, matmul.allow_tf32), [part.fp32_precision for part in parts]
-    yield parts
-    if parts: torch.backends.fp32_precision = "none"
-    cudnn.allow_tf32, matmul.allow_tf32 = flags
-    for part, setting in zip(parts, settings): part.fp32_precision = setting
-    assert (cudnn.allow_tf32, matmul.allow_tf32) == flags
-
-
-@pytest.mark.parametrize("allowed", [True, False])
-def test_32_bits_are_not_rounded_whatever_was_set_before(rounding, allowed):
-    if rounding: torch.backends.fp32_precision = "tf32"  # as a user may
-    _allow_tf32(allowed)
-    assert torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == allowed
-    assert all(part.fp32_precision == ("tf32" if allowed else "ieee") for part in rounding)
-    _precision(TINY, torch.device("cpu"))  # 32 bits
-    assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
-    assert {part.fp32_precision for part in rounding} <= {"ieee"}
+    if parts: torch.backends.fp32_precision = "tf32"  # as a user may
+    try:
+        _allow_tf32(allowed)
+        assert cudnn.allow_tf32 == matmul.allow_tf32 == allowed
+        assert all(part.fp32_precision == ("tf32" if allowed else "ieee") for part in parts)
+    finally:
+        if parts: torch.backends.fp32_precision = "none"
+        _precision(TINY, torch.device("cpu"))  # 32 bits
+    assert not cudnn.allow_tf32 and not matmul.allow_tf32
+    assert {part.fp32_precision for part in parts} <= {"ieee"}
 
 
 def test_a_run_on_a_gpu_names_its_host_too(monkeypatch):
-    assert "cpu" not in surroundings(torch.device("cpu"))
+    assert "cpu" not in environment(torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92000)
-    made_on = surroundings(torch.device("cuda"))
+    made_on = environment(torch.device("cuda"))
     assert made_on["hardware"] == "a GPU" and made_on["cpu"] == device_name(torch.device("cpu"))
     assert made_on["versions"]["cudnn"] == "92000" and made_on["cpu_capability"]
 
 
-def test_a_network_is_examined_in_the_precision_of_its_run(undisturbed):
-    from tce_nb.records import examine
-    run = train(replace(TINY, precision="bfloat16", epochs=2))
+@ALLOW
+def test_a_network_is_examined_in_the_precision_of_its_run():
+    run = train(replace(TINY, train_per_class=4, precision="bfloat16", epochs=1))
     images = Images(run.task.data.test_images, run.task.mean, run.task.std)
     with run.autocast: half = predict(run.net, images)
     whole, true = predict(run.net, images), torch.nn.functional.one_hot(run.task.data.test_labels, 10)
     briers = [(logits.softmax(1) - true).square().sum(1).double().mean().item() for logits in (half, whole)]
-    assert examine(run)["brier"] == briers[0] != briers[1]
-    with undisturbed.autocast: assert not torch.is_autocast_enabled("cpu")
-
-
-def test_weight_decay_reaches_every_parameter():
-    parts = prepare(TINY)
-    group, = parts.optimizer.param_groups
-    assert group["nesterov"] and group["dampening"] == 0 and group["weight_decay"] == 1e-4
-    assert len(group["params"]) == len(list(parts.net.parameters()))
-
-
-def test_images_per_second_and_seconds_are_measured():
-    start = time.perf_counter()
-    run = train(replace(TINY, epochs=2))
-    passed = time.perf_counter() - start
-    assert 0 < sum(row["seconds"] for row in run.history) < passed
-    for row in run.history:  # of the training alone; the rest of an epoch is looking
-        trained_in = len(run.task.kept) / row["images_per_second"]
-        assert 0 < trained_in < row["seconds"]
+    assert final_summary(run)["brier"] == briers[0] != briers[1]
 
 
 def test_resnet_of_other_shapes():
@@ -620,10 +517,10 @@ def test_resnet_of_other_shapes():
 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "truncated_gce"])  # which needs a trained network
 def test_every_loss_by_its_name_alone(loss):
-    config = preset("smoke", loss=loss, eta=0.4, train_per_class=8, test_per_class=2, epochs=2, device="cpu")
+    config = preset("smoke", loss=loss, eta=0.4, train_per_class=4, test_per_class=2, epochs=1, device="cpu")
     run = train(config)
-    assert len(run.history) == 2 and run.diverged is None
-    before = ResNet(10, 1, config.depth, stream(config.seed, "init"))
+    assert len(run.history) == 1 and run.diverged is None
+    before = ResNet(10, 1, config.depth, rng_for(config.seed, "init"))
     assert any((a != b).any() for a, b in zip(before.parameters(), run.net.parameters()))
 
 
@@ -635,21 +532,16 @@ def test_every_noise_by_its_name_alone(noise):
     assert make_task(config).fingerprint == task.fingerprint != make_task(replace(config, seed=1)).fingerprint
 
 
-def test_forward_correction_is_told_the_noise():
+def test_forward_correction_is_told_the_noise(tmp_path):
     config = preset("smoke", loss="forward", noise="pair_flip", eta=0.4, train_per_class=10, test_per_class=2,
                     device="cpu")
-    parts = prepare(config)
-    assert torch.allclose(parts.criterion.transition.double(), transition_matrix(parts.task.noisy, 10))
-
-
-def test_forward_correction_trains_without_a_class(tmp_path):
-    rng = np.random.default_rng(0)
-    images, labels = rng.integers(256, size=(30, 1, 32, 32), dtype=np.uint8), np.arange(30) % 3
+    state = prepare(config)
+    assert torch.allclose(state.criterion.transition.double(), transition_matrix(state.task.noisy, 10))
+    images, labels = np.random.default_rng(0).integers(256, size=(30, 1, 32, 32), dtype=np.uint8), np.arange(30) % 3
     labels[labels == 2] = 3  # nobody is of class 2
     np.savez(tmp_path/"gap.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    run = train(preset("smoke", dataset=str(tmp_path/"gap.npz"), train_per_class=None, test_per_class=None,
-                       loss="forward", eta=0.4, epochs=1))
-    assert not run.diverged
+    assert not train(replace(config, dataset=str(tmp_path/"gap.npz"), noise="uniform_including_true",
+                             train_per_class=None, test_per_class=None, epochs=1)).diverged
 
 
 def test_human_labels_of_a_subset_are_those_of_its_images(tmp_path, monkeypatch):
@@ -661,10 +553,6 @@ def test_human_labels_of_a_subset_are_those_of_its_images(tmp_path, monkeypatch)
     task = make_task(config)
     assert torch.equal(task.noisy.labels, given[first_per_class(whole.train_labels, 7)])
     assert torch.equal(task.noisy.true_labels, task.data.train_labels)
-
-
-def test_a_noise_that_is_not_known_is_refused_at_once():
-    with pytest.raises(ValueError, match="noise: got 'pair', expected one of .*did you mean"): Config(noise="pair")
 
 
 def test_look_alikes_are_known_of_cifar_alone(tmp_path):
@@ -689,6 +577,6 @@ def test_a_file_of_noise_is_taken_whole_and_looked_for_here_first(tmp_path, monk
     monkeypatch.setenv("TCE_DATA", str(tmp_path/"data"))
     monkeypatch.chdir(tmp_path)
     assert make_task(config).noisy.wrong_rate == 0
-    beside = identity(config)
+    beside = run_key(config)
     monkeypatch.chdir(tmp_path/"here")
-    assert make_task(config).noisy.wrong_rate == 1 and identity(config) != beside
+    assert make_task(config).noisy.wrong_rate == 1 and run_key(config) != beside
