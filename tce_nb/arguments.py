@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+from numbers import Real
 from typing import Any, Iterable, NoReturn, Optional
 
 import torch
@@ -24,6 +26,11 @@ def refuse(
     "Raise an error that names the argument, its value and what is allowed"
     raise kind(f"{name}: got {got}, expected {expected}")
 
+def describe(value: Any) -> str:
+    "A tensor by its dtype and shape, anything else by its type"
+    if not isinstance(value, Tensor): return type(value).__name__
+    return f"{value.dtype} of shape {tuple(value.shape)}"
+
 # %% ../nbs/use/06_arguments.ipynb #daa39ffa
 def unknown(
     what: str,   # the kind of thing, or the argument's name
@@ -37,11 +44,24 @@ def unknown(
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{what}: got {value!r}, expected one of {', '.join(known)}{hint}"
 
-# %% ../nbs/use/06_arguments.ipynb #90911c23
-def describe(value: Any) -> str:
-    "A tensor by its dtype and shape, anything else by its type"
-    if not isinstance(value, Tensor): return type(value).__name__
-    return f"{value.dtype} of shape {tuple(value.shape)}"
+# %% ../nbs/use/06_arguments.ipynb #69bf37e2
+def check_number(
+    name: str,  # of the argument
+    value: Any,
+    low: float = 0.0,
+    high: float = math.inf,
+    open: bool = False,  # the ends do not count
+) -> float:
+    "`value` as a float; refused unless it is a number in this range"
+    real = isinstance(value, (float, Real)) and not isinstance(value, bool)
+    if real and value < math.inf and (
+            low < value < high if open else low <= value <= high):
+        return float(value)
+    allowed = f"a number from {low:g} to {high:g}"
+    if open: allowed = f"a number above {low:g} and below {high:g}"
+    elif high == math.inf: allowed = f"a finite number >= {low:g}"
+    got = describe(value) if isinstance(value, Tensor) else repr(value)
+    refuse(ValueError if real else TypeError, name, got, allowed)
 
 # %% ../nbs/use/06_arguments.ipynb #e12d3813
 def as_tensor(

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .arguments import describe, refuse
+from .arguments import check_number, describe, refuse
 
 # %% auto #0
-__all__ = ['tamed_weight', 'tame', 'tamed_cross_entropy', 'CrossEntropyLoss', 'TamedCrossEntropyLoss', 'softmax_mse',
-           'softmax_mae', 'SoftmaxMSELoss', 'SoftmaxMAELoss']
+__all__ = ['tamed_weight', 'tame', 'tamed_cross_entropy', 'CrossEntropyLoss', 'TamedCrossEntropyLoss', 'SoftmaxMSELoss',
+           'SoftmaxMAELoss', 'softmax_mse', 'softmax_mae']
 
 # %% ../nbs/use/00_losses.ipynb #d9e19fbc
 def tamed_weight(
@@ -54,29 +54,41 @@ def _tame_labels(input, target, alpha, ignore_index):
     return tame(_widen(ce), alpha)
 
 # %% ../nbs/use/00_losses.ipynb #6b7d17d4
-def _terms(log_q: Tensor, alpha: float) -> Tensor:
-    "`tame(-log_q, alpha)` in one new tensor, for use without autograd"
-    beta, x = 1 - alpha, torch.rsub(log_q, 1)
-    if alpha <= 1: x = x.clamp(max=torch.finfo(x.dtype).max)
-    x.log_()
-    if alpha == 1: return x
-    x.mul_(beta)
-    x = x.exp_().sub_(1) if abs(beta) >= 0.5 else x.expm1_()
-    return x.div_(beta)
+def _unscaled(log_q: Tensor, alpha: float) -> Tensor:
+    "`(1 - alpha) * tame(-log_q, alpha)`, or `tame` at 1, in one new tensor"
+    if alpha == 1.5: return torch.rsub(log_q, 1).pow_(-0.5).sub_(1)
+    ce = -log_q
+    if alpha <= 1: ce = ce.clamp(max=torch.finfo(ce.dtype).max)
+    log = ce.log1p_()
+    return log if alpha == 1 else log.mul_(1 - alpha).expm1_()
 
 def _slope(log_q: Tensor, alpha: float) -> Tensor:
     "`(1 - log_q) ** -alpha`, likewise"
-    return torch.rsub(log_q, 1).log_().mul_(-alpha).exp_()
+    if alpha == 1.5: return torch.rsub(log_q, 1).pow_(-0.5).pow_(3)
+    return torch.rsub(log_q, 1).pow_(-alpha)
+
+# %% ../nbs/use/00_losses.ipynb #2f11020f
+def _expected_value(log_q, p, alpha):
+    "Sum over classes (dimension 1) of `p` times `tame(-log_q, alpha)`"
+    terms = _unscaled(log_q, alpha)
+    each = (terms if p is None else terms * p).sum(1)
+    return each if alpha == 1 else each / (1 - alpha)
+
+def _expected_gradient(grad, log_q, p, alpha):
+    "What flows back to `log_q`, and to a `p` that wants it"
+    grad, of_p = grad.unsqueeze(1), None
+    if p is not None and p.requires_grad:
+        of_p = (grad * tame(-log_q, alpha)).sum_to_size(p.shape)
+    slope = _slope(log_q, alpha)
+    scale = -grad if p is None else p * -grad
+    same = scale.shape == slope.shape
+    return scale.mul_(slope) if same else scale * slope, of_p
 
 # %% ../nbs/use/00_losses.ipynb #5d0c6a11
 class _Expected(torch.autograd.Function):
-    "Sum over classes (dimension 1) of `p` times `tame(-log_q, alpha)`"
+    "Expected tamed loss that keeps nothing but its arguments"
     generate_vmap_rule = True
-
-    @staticmethod
-    def forward(log_q, p, alpha):
-        terms = _terms(log_q, alpha)
-        return (terms if p is None else terms * p).sum(1)
+    forward = staticmethod(_expected_value)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -86,23 +98,14 @@ class _Expected(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        (log_q, p), of_p = ctx.saved_tensors, None
-        grad = grad.unsqueeze(1)
-        if ctx.needs_input_grad[1]:
-            of_p = (grad * tame(-log_q, ctx.alpha)).sum_to_size(p.shape)
-        scale = -grad if p is None else p * -grad
-        slope = _slope(log_q, ctx.alpha)
-        of_log_q = scale.mul_(slope) if scale.shape == slope.shape \
-            else slope * scale
-        return of_log_q, of_p, None
+        return *_expected_gradient(grad, *ctx.saved_tensors, ctx.alpha), None
 
     @staticmethod
     def jvp(ctx, d_log_q, d_p, _):
         log_q, p = ctx.saved_tensors
-        change = 0.0
-        if d_log_q is not None:
-            change = _slope(log_q, ctx.alpha) * -d_log_q
-            if p is not None: change = change * p
+        change = torch.zeros_like(log_q)
+        if d_log_q is not None: change = -_slope(log_q, ctx.alpha) * d_log_q
+        if p is not None: change = change * p
         if d_p is not None: change = change + tame(-log_q, ctx.alpha) * d_p
         return change.sum(1)
 
@@ -124,15 +127,15 @@ def _start(num_classes: int, alpha: float) -> float:
 # %% ../nbs/use/00_losses.ipynb #5d0c6a1a
 def _tame_smoothed(input, target, alpha, weight, counts, ignore_index,
                    label_smoothing):
-    "The two parts of the loss: that of the labels, and the mean over classes"
+    "The loss of each label, mixed with the mean over all classes"
     log_q = F.log_softmax(_widen(input), 1)
     ce = F.nll_loss(log_q, target, ignore_index=ignore_index,
                     reduction="none")
     along = None if weight is None else _along(weight, input)
     mean = _expected(log_q, along, alpha) / input.shape[1]
     mean = mean.masked_fill(target == ignore_index, 0)
-    return ((1 - label_smoothing) * tame(ce, alpha) * counts,
-            label_smoothing * mean)
+    own = tame(ce, alpha) * counts
+    return (1 - label_smoothing) * own + label_smoothing * mean
 
 def _tame_probabilities(input, target, alpha, weight, label_smoothing):
     "The loss of each distribution"
@@ -142,32 +145,26 @@ def _tame_probabilities(input, target, alpha, weight, label_smoothing):
 
 # %% ../nbs/use/00_losses.ipynb #d41166eb
 def _tame(input, target, alpha, weight, ignore_index, reduction,
-          label_smoothing, normalize):
+          label_smoothing):
     "Tamed cross entropy of arguments that were checked"
-    input = _autocast(input)
     if alpha == 0 and (weight is None or weight.dtype == input.dtype):
         return F.cross_entropy(input, target, weight, None, ignore_index,
                                None, reduction, label_smoothing)
     if input.dim() == 1:  # a sample is a batch of one
         return _tame(input[None], target[None], alpha, weight, ignore_index,
-                     reduction, label_smoothing, normalize).reshape(())
-    alpha, dtype, counts, mean = alpha + 0.0, input.dtype, None, None
+                     reduction, label_smoothing).reshape(())
     if _is_soft(input, target):
-        loss = _tame_probabilities(input, target, alpha, weight,
+        each = _tame_probabilities(input, target, alpha, weight,
                                    label_smoothing)
-        dtype = _promoted(input, target, weight)
+        return _reduce(each, None, reduction)
+    counts = _counts(target, weight, ignore_index)
+    if label_smoothing > 0:
+        each = _tame_smoothed(input, target, alpha, weight, counts,
+                              ignore_index, label_smoothing)
     else:
-        counts = _counts(target, weight, ignore_index)
-        if label_smoothing > 0:
-            loss, mean = _tame_smoothed(input, target, alpha, weight, counts,
-                                        ignore_index, label_smoothing)
-        else:
-            loss = _tame_labels(input, target, alpha, ignore_index)
-            if weight is not None: loss = loss * counts
-    loss = _reduce(loss, counts, reduction)
-    if mean is not None: loss = loss + _reduce(mean, counts, reduction)
-    if normalize: loss = loss * _start(input.shape[1], alpha)
-    return loss.to(dtype)
+        each = _tame_labels(input, target, alpha, ignore_index)
+        if weight is not None: each = each * counts
+    return _reduce(each, counts, reduction)
 
 # %% ../nbs/use/00_losses.ipynb #c9e9ef5b
 def tamed_cross_entropy(
@@ -184,12 +181,16 @@ def tamed_cross_entropy(
     _check_alpha(alpha, normalize)
     _check_options(weight, ignore_index, reduction, label_smoothing)
     _check_target(input, target, weight, ignore_index)
+    input = _autocast(input)
     if not target.is_floating_point(): target = target.long()
-    try: return _tame(input, target, alpha, weight, ignore_index, reduction,
-                      label_smoothing, normalize)
+    try:
+        loss = _tame(input, target, alpha + 0.0, weight, ignore_index,
+                     reduction, label_smoothing)
     except IndexError:
         _check_range(target, input.shape[_class_dim(input)], ignore_index)
         raise
+    if normalize: loss = loss * _start(input.shape[_class_dim(input)], alpha)
+    return loss.to(_result_dtype(input, target, weight))
 
 # %% ../nbs/use/00_losses.ipynb #ec4c3296
 class CrossEntropyLoss(nn.CrossEntropyLoss):
@@ -197,10 +198,10 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
 
     def __init__(
         self,
-        weight: Optional[Tensor] = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
+        weight: Optional[Tensor] = None,  # a weight for each class
+        ignore_index: int = -100,  # class index that does not count
+        reduction: str = "mean",  # "none", "mean" or "sum"
+        label_smoothing: float = 0.0,  # share of the uniform distribution
     ) -> None:
         _check_options(weight, ignore_index, reduction, label_smoothing)
         super().__init__(weight=weight, ignore_index=ignore_index,
@@ -208,72 +209,28 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
 
 # %% ../nbs/use/00_losses.ipynb #7ab8950c
 class TamedCrossEntropyLoss(CrossEntropyLoss):
-    r"""Tamed cross entropy between logits and target, robust to wrong labels.
-
-    A drop-in for ``nn.CrossEntropyLoss``: each sample's gradient is that of
-    cross entropy times ``(1 + ce) ** -alpha``, where ``ce`` is the sample's
-    cross entropy. With class probabilities the term of each class is tamed,
-    then summed.
-
-    Args:
-        alpha: taming exponent, a number >= 0. 0 is cross entropy, 1 is
-            ``log(1 + ce)``; above 1 the loss stays below ``1 / (alpha - 1)``.
-            The paper finds 1.5 the best trade-off between accuracy and speed
-            of convergence. Larger is more robust and starts slower.
-        weight: a weight for each class, a floating-point tensor of shape (C).
-        ignore_index: a class index that counts neither in the loss nor in the
-            gradient (only with class indices as target).
-        reduction: ``"mean"`` (weighted as in ``nn.CrossEntropyLoss``),
-            ``"sum"`` or ``"none"``.
-        label_smoothing: share of the uniform distribution mixed into the
-            target, 0 to 1.
-        normalize: multiply the loss by ``(1 + ln C) ** alpha`` for C classes.
-            An untrained network then starts as fast as with cross entropy.
-            Without it a sample's first weight is ``(1 + ln C) ** -alpha``,
-            0.075 for 100 classes. Not in the paper.
-
-    Shape:
-        - input: logits, (C), (N, C) or (N, C, d1, ..., dK).
-        - target: int64 class indices of shape (), (N) or (N, d1, ..., dK),
-          or probabilities in the shape of the input.
-        - output: a scalar, or the shape of the class indices with
-          ``reduction="none"``.
-
-    Example:
-        >>> import torch
-        >>> from tce_nb import TamedCrossEntropyLoss
-        >>> criterion = TamedCrossEntropyLoss()
-        >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]], requires_grad=True)
-        >>> loss = criterion(logits, torch.tensor([0, 1]))
-        >>> loss.backward()
-        >>> logits.grad[:, 0]  # the second label looks wrong: it counts less
-        tensor([-0.0498,  0.0796])
-        >>> ce = torch.nn.CrossEntropyLoss()(logits, torch.tensor([0, 1]))
-        >>> torch.autograd.grad(ce, logits)[0][:, 0]  # with cross entropy
-        tensor([-0.0596,  0.4404])
-    """
+    "`nn.CrossEntropyLoss`, each gradient times `(1 + cross entropy) ** -alpha`"
 
     def __init__(
         self,
-        alpha: float = 1.5,
-        weight: Optional[Tensor] = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        normalize: bool = False,
+        alpha: float = 1.5,  # taming exponent >= 0; 0 is cross entropy
+        weight: Optional[Tensor] = None,  # a weight for each class
+        ignore_index: int = -100,  # class index that does not count
+        reduction: str = "mean",  # "none", "mean" or "sum"
+        label_smoothing: float = 0.0,  # share of the uniform distribution
+        normalize: bool = False,  # times `(1 + ln C) ** alpha` for C classes
     ) -> None:
         _check_alpha(alpha, normalize)
         super().__init__(weight, ignore_index, reduction, label_smoothing)
         self.alpha, self.normalize = alpha, normalize
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        "The loss of logits against class indices or probabilities"
+        "Return the loss of logits against class indices or probabilities"
         return tamed_cross_entropy(
             input, target, self.alpha, self.weight, self.ignore_index,
             self.reduction, self.label_smoothing, self.normalize)
 
     def extra_repr(self) -> str:
-        "`alpha`, as `print(model)` shows it, and `normalize` when it is on"
         return f"alpha={self.alpha}" + ", normalize=True" * self.normalize
 
 # %% ../nbs/use/00_losses.ipynb #217ab195
@@ -320,24 +277,24 @@ def _autocast(input: Tensor) -> Tensor:
             and torch.is_autocast_enabled(device): return _widen(input)
     return input
 
-def _promoted(input: Tensor, *others: Optional[Tensor]) -> torch.dtype:
-    "The dtype of a product of these"
+def _result_dtype(
+    input: Tensor, target: Tensor, weight: Optional[Tensor]
+) -> torch.dtype:
+    "The logits' dtype; with probabilities, that of a product with them"
     dtype = input.dtype
-    for other in others:
-        if other is not None: dtype = torch.promote_types(dtype, other.dtype)
+    if _is_soft(input, target):
+        dtype = torch.promote_types(dtype, target.dtype)
+        if weight is not None:
+            dtype = torch.promote_types(dtype, weight.dtype)
     return dtype
 
 # %% ../nbs/use/00_losses.ipynb #15ae0057
 def _check_alpha(alpha: float, normalize: bool = False) -> None:
     "Refuse an `alpha` that is not a finite number >= 0"
-    allowed = "a finite number >= 0"
     if isinstance(alpha, Tensor):
-        refuse(TypeError, "alpha", f"a Tensor of shape {tuple(alpha.shape)}",
-               f"{allowed} (class weights go into weight=)")
-    if isinstance(alpha, bool) or not isinstance(alpha, (float, Real)):
-        refuse(TypeError, "alpha", repr(alpha), allowed)
-    if not 0 <= alpha < math.inf:
-        refuse(ValueError, "alpha", alpha, allowed)
+        refuse(TypeError, "alpha", describe(alpha),
+               "a finite number >= 0 (class weights go into weight=)")
+    check_number("alpha", alpha)
     if not isinstance(normalize, bool):
         refuse(TypeError, "normalize", repr(normalize), "True or False")
 
@@ -358,10 +315,7 @@ def _check_options(
     if reduction not in ("none", "mean", "sum"):
         refuse(ValueError, "reduction", repr(reduction),
                "'none', 'mean' or 'sum'")
-    if not (isinstance(label_smoothing, (float, Real))
-            and 0 <= label_smoothing <= 1):
-        refuse(ValueError, "label_smoothing", repr(label_smoothing),
-               "a number from 0 to 1")
+    check_number("label_smoothing", label_smoothing, 0, 1)
 
 # %% ../nbs/use/00_losses.ipynb #f4b4f3f0
 def _check_target(
@@ -378,36 +332,31 @@ def _check_target(
                "(C), (N, C) or (N, C, d1, ..., dK)")
     if not isinstance(target, Tensor):
         refuse(TypeError, "target", describe(target), "a Tensor")
-    num_classes = input.shape[_class_dim(input)]
-    if weight is not None and len(weight) != num_classes:
+    classes = input.shape[_class_dim(input)]
+    if weight is not None and len(weight) != classes:
         refuse(ValueError, "weight", f"{len(weight)} weights",
-               f"one for each of the input's {num_classes} classes")
-    if _is_soft(input, target):
-        _check_probabilities(target, ignore_index)
-    else:
-        _check_indices(input, target)
+               f"one for each of the input's {classes} classes")
+    check = _check_probabilities if _is_soft(input, target) else _check_indices
+    check(input, target, ignore_index)
 
 # %% ../nbs/use/00_losses.ipynb #8d82dead
-def _check_probabilities(target: Tensor, ignore_index: int) -> None:
+def _check_probabilities(input, target, ignore_index) -> None:
     "Refuse a target in the input's shape that cannot be probabilities"
     if not target.is_floating_point():
         refuse(TypeError, "target", describe(target),
                "floating-point probabilities, as in the input's shape")
     if ignore_index >= 0:
         refuse(ValueError, "ignore_index", ignore_index,
-               "a negative number with a target of probabilities, "
-               "which holds no index to ignore")
+               "a negative number with a target of probabilities")
 
-def _check_indices(input: Tensor, target: Tensor) -> None:
+def _check_indices(input, target, ignore_index) -> None:
     "Refuse a target that cannot be class indices of this input"
     shape = tuple(input.shape)
     expected = shape[:1] + shape[2:] if len(shape) > 1 else ()
     if target.shape != expected:
-        last = "; with classes last, input.movedim(-1, 1)" \
-            if target.shape == shape[:-1] else ""
         refuse(ValueError, "target", f"shape {tuple(target.shape)}",
                f"{expected} (indices) or {shape} (probabilities) "
-               f"for an input of shape {shape}{last}")
+               f"for an input of shape {shape}, classes second")
     if target.dtype not in (torch.int64, torch.uint8):
         refuse(TypeError, "target", target.dtype, "int64 class indices "
                f"(or probabilities, in the input's shape {shape})")
@@ -422,26 +371,53 @@ def _check_range(target: Tensor, num_classes: int, ignore_index: int) -> None:
                f"0 to {num_classes - 1} or ignore_index ({ignore_index})")
 
 # %% ../nbs/use/00_losses.ipynb #c7c8cc0e
-def _softmax_distance(distance, input, target, weight, ignore_index,
-                      reduction, label_smoothing):
+class _SoftmaxDistance(CrossEntropyLoss):
     "Sum over classes of `distance` between softmax and target"
-    _check_options(weight, ignore_index, reduction, label_smoothing)
-    _check_target(input, target, weight, ignore_index)
-    input = _autocast(input)
-    dim, dtype = _class_dim(input), input.dtype
-    q = F.softmax(_widen(input), dim)
-    if _is_soft(input, target):
-        p, counts = _widen(target), None
-        dtype = _promoted(input, target, weight)
-        loss = distance(q - _smooth(p, dim, label_smoothing)).sum(dim)
-        if weight is not None: loss = loss * (p * _along(weight, p)).sum(dim)
-    else:
-        target = target.long()
-        p = _one_hot(target, q, dim, ignore_index)
-        counts = _counts(target, weight, ignore_index)
-        loss = distance(q - _smooth(p, dim, label_smoothing)).sum(dim) * counts
-        loss = loss.masked_fill(target == ignore_index, 0)
-    return _reduce(loss, counts, reduction).to(dtype)
+    distance = staticmethod(torch.abs)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        "Return the loss of logits against class indices or probabilities"
+        _check_options(self.weight, self.ignore_index, self.reduction,
+                       self.label_smoothing)
+        _check_target(input, target, self.weight, self.ignore_index)
+        input, dim, counts = _autocast(input), _class_dim(input), None
+        q, p = F.softmax(_widen(input), dim), _widen(target)
+        if not _is_soft(input, target):
+            target = target.long()
+            p = _one_hot(target, q, dim, self.ignore_index)
+            counts = _counts(target, self.weight, self.ignore_index)
+        each = self.distance(q - _smooth(p, dim, self.label_smoothing))
+        each = each.sum(dim)
+        if counts is not None:
+            each = (each * counts).masked_fill(target == self.ignore_index, 0)
+        elif self.weight is not None:
+            each = each * (p * _along(self.weight, p)).sum(dim)
+        dtype = _result_dtype(input, target, self.weight)
+        return _reduce(each, counts, self.reduction).to(dtype)
+
+# %% ../nbs/use/00_losses.ipynb #cfc02828
+class SoftmaxMSELoss(_SoftmaxDistance):
+    "Mean squared error behind a softmax, with the options of cross entropy"
+    distance = staticmethod(torch.square)
+
+class SoftmaxMAELoss(_SoftmaxDistance):
+    "Mean absolute error behind a softmax, with the options of cross entropy"
+
+def softmax_mse(
+    input: Tensor,  # logits: (C), (N, C) or (N, C, d1, ..., dK)
+    target: Tensor,  # class indices, or probabilities
+    **options,  # weight, ignore_index, reduction, label_smoothing
+) -> Tensor:
+    "Squared distance between softmax and target, summed over classes"
+    return SoftmaxMSELoss(**options)(input, target)
+
+def softmax_mae(
+    input: Tensor,  # logits: (C), (N, C) or (N, C, d1, ..., dK)
+    target: Tensor,  # class indices, or probabilities
+    **options,  # weight, ignore_index, reduction, label_smoothing
+) -> Tensor:
+    "Absolute distance between softmax and target, summed over classes"
+    return SoftmaxMAELoss(**options)(input, target)
 
 # %% ../nbs/use/00_losses.ipynb #f3100c6a
 def _one_hot(target, like, dim, ignore_index):
@@ -452,46 +428,3 @@ def _one_hot(target, like, dim, ignore_index):
         with contextlib.suppress(RuntimeError):  # nothing to see under vmap
             _check_range(target, like.shape[dim], ignore_index)
         raise
-
-# %% ../nbs/use/00_losses.ipynb #cfc02828
-def softmax_mse(
-    input: Tensor,  # logits: (C), (N, C) or (N, C, d1, ..., dK)
-    target: Tensor,  # class indices, or probabilities
-    weight: Optional[Tensor] = None,  # a weight for each class
-    ignore_index: int = -100,  # class index that does not count
-    reduction: str = "mean",  # "none", "mean" or "sum"
-    label_smoothing: float = 0.0,  # share of the uniform distribution, 0 to 1
-) -> Tensor:
-    "Squared distance between softmax and target, summed over classes"
-    return _softmax_distance(torch.square, input, target, weight,
-                             ignore_index, reduction, label_smoothing)
-
-# %% ../nbs/use/00_losses.ipynb #cedfc56a
-def softmax_mae(
-    input: Tensor,  # logits: (C), (N, C) or (N, C, d1, ..., dK)
-    target: Tensor,  # class indices, or probabilities
-    weight: Optional[Tensor] = None,  # a weight for each class
-    ignore_index: int = -100,  # class index that does not count
-    reduction: str = "mean",  # "none", "mean" or "sum"
-    label_smoothing: float = 0.0,  # share of the uniform distribution, 0 to 1
-) -> Tensor:
-    "Absolute distance between softmax and target, summed over classes"
-    return _softmax_distance(torch.abs, input, target, weight,
-                             ignore_index, reduction, label_smoothing)
-
-# %% ../nbs/use/00_losses.ipynb #f7bb7b77
-class SoftmaxMSELoss(CrossEntropyLoss):
-    "Mean squared error behind a softmax, with the options of cross entropy"
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        "The loss of logits against class indices or probabilities"
-        return softmax_mse(input, target, self.weight, self.ignore_index,
-                           self.reduction, self.label_smoothing)
-
-class SoftmaxMAELoss(CrossEntropyLoss):
-    "Mean absolute error behind a softmax, with the options of cross entropy"
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        "The loss of logits against class indices or probabilities"
-        return softmax_mae(input, target, self.weight, self.ignore_index,
-                           self.reduction, self.label_smoothing)

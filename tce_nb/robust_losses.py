@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .arguments import as_matrix, describe, refuse
 from .losses import (
     CrossEntropyLoss, _along, _autocast, _check_options, _check_range,
-    _check_target, _class_dim, _counts, _is_soft, _one_hot, _promoted,
+    _check_target, _class_dim, _counts, _is_soft, _one_hot, _result_dtype,
     _reduce, _smooth, _widen)
 
 # %% auto #0
@@ -71,7 +71,7 @@ def _robust_loss(loss: RobustLoss, input: Tensor, target: Tensor) -> Tensor:
     log_q = loss.log_probs(_widen(input), dim)
     if _is_soft(input, target):
         each = _of_probabilities(loss, log_q, target, dim)
-        dtype = _promoted(input, target, loss.weight)
+        dtype = _result_dtype(input, target, loss.weight)
     else:
         target = target.long()
         each = _of_labels(loss, log_q, target, dim)
