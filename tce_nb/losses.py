@@ -67,7 +67,7 @@ def _slope(log_q: Tensor, alpha: float) -> Tensor:
     if alpha == 1.5: return torch.rsub(log_q, 1).pow_(-0.5).pow_(3)
     return torch.rsub(log_q, 1).pow_(-alpha)
 
-# %% ../nbs/use/00_losses.ipynb #2f11020f
+# %% ../nbs/use/00_losses.ipynb #25ba74c0
 def _expected_value(log_q, p, alpha):
     "Sum over classes (dimension 1) of `p` times `tame(-log_q, alpha)`"
     terms = _unscaled(log_q, alpha)
@@ -406,18 +406,20 @@ class SoftmaxMAELoss(_SoftmaxDistance):
 def softmax_mse(
     input: Tensor,  # logits: (C), (N, C) or (N, C, d1, ..., dK)
     target: Tensor,  # class indices, or probabilities
-    **options,  # weight, ignore_index, reduction, label_smoothing
+    weight: Optional[Tensor] = None,  # a weight for each class
+    **options,  # ignore_index, reduction, label_smoothing
 ) -> Tensor:
     "Squared distance between softmax and target, summed over classes"
-    return SoftmaxMSELoss(**options)(input, target)
+    return SoftmaxMSELoss(weight, **options)(input, target)
 
 def softmax_mae(
     input: Tensor,  # logits: (C), (N, C) or (N, C, d1, ..., dK)
     target: Tensor,  # class indices, or probabilities
-    **options,  # weight, ignore_index, reduction, label_smoothing
+    weight: Optional[Tensor] = None,  # a weight for each class
+    **options,  # ignore_index, reduction, label_smoothing
 ) -> Tensor:
     "Absolute distance between softmax and target, summed over classes"
-    return SoftmaxMAELoss(**options)(input, target)
+    return SoftmaxMAELoss(weight, **options)(input, target)
 
 # %% ../nbs/use/00_losses.ipynb #f3100c6a
 def _one_hot(target, like, dim, ignore_index):

@@ -46,29 +46,28 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "forward": ForwardCorrectedLoss,
 }
 
-# %% ../nbs/use/02_registry.ipynb #fddbb2ff
+# %% ../nbs/use/02_registry.ipynb #6e1b7d22
 def has_alpha(
     name: str,  # as in `LOSSES`
 ) -> bool:
     "Whether a loss has a taming exponent"
     return name in _TAMED
 
-# %% ../nbs/use/02_registry.ipynb #6e1b7d22
 def split_loss(
     word: str,  # such as "ce", "TCE:1.5" or "mine.py:MyLoss"
 ) -> tuple[str, Optional[float]]:
     "The name of a loss in a word, and its `alpha` if the word has one"
     if loss_file(word): return str(word).strip(), None
     name, colon, alpha = str(word).strip().lower().partition(":")
-    if name not in LOSSES: raise ValueError(
-        unknown("loss", name, [*LOSSES, "FILE.py:NAME"]))
+    if name not in LOSSES:
+        raise ValueError(unknown("loss", name, [*LOSSES, "FILE.py:NAME"]))
     if not colon: return name, None
-    if not has_alpha(name): refuse(
-        ValueError, "loss", repr(word), f"{name!r} alone: a number after the "
-        f"colon is the alpha of {' or '.join(_TAMED)}")
+    if not has_alpha(name):
+        refuse(ValueError, "loss", repr(word), f"{name!r} alone: a number "
+               f"after the colon is the alpha of {' or '.join(_TAMED)}")
     try: return name, float(alpha)
-    except ValueError: refuse(
-        ValueError, "loss", repr(word), f"a number after {name + ':'!r}")
+    except ValueError:
+        refuse(ValueError, "loss", repr(word), f"a number after {name + ':'!r}")
 
 # %% ../nbs/use/02_registry.ipynb #38eead69
 def get_loss(
@@ -76,25 +75,22 @@ def get_loss(
     **kwargs,   # its arguments
 ) -> nn.Module:
     "Build a loss from its name"
-    given, own = name, loss_file(name)
-    name, alpha = split_loss(name)
+    own = loss_file(name)
+    if own: return _own_loss(*own, kwargs)
+    kind, alpha = split_loss(name)
     if alpha is not None:
-        if "alpha" in kwargs: refuse(
-            TypeError, "alpha", f"{kwargs['alpha']!r} beside {given!r}",
-            "one of the two")
+        if "alpha" in kwargs:
+            refuse(TypeError, "alpha", f"{kwargs['alpha']!r} beside {name!r}",
+                   "one of the two")
         kwargs["alpha"] = alpha
-    build = _own_loss(*own) if own else LOSSES[name]
-    known = inspect.signature(build).parameters
-    free = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    known = {argument: None for build in (LOSSES[kind], CrossEntropyLoss)
+             for argument in inspect.signature(build).parameters
+             if argument != "options"}
     for argument in kwargs:
-        if argument not in known and not free:
+        if argument not in known:
             refuse(TypeError, argument, "an argument that the loss "
-                   f"{name!r} does not have", f"one of {', '.join(known)}")
-    loss = _built(name, build, kwargs) if own else build(**kwargs)
-    if not isinstance(loss, nn.Module):
-        refuse(TypeError, "loss", f"{name}, which gives {describe(loss)}",
-               "a class or a function that gives an nn.Module")
-    return loss
+                   f"{kind!r} does not have", f"one of {', '.join(known)}")
+    return LOSSES[kind](**kwargs)
 
 # %% ../nbs/use/02_registry.ipynb #6e1b7d25
 def loss_file(
@@ -113,26 +109,23 @@ def bare_loss(
     return f"{PureWindowsPath(own[0]).name}:{own[1]}" if own else name
 
 # %% ../nbs/use/02_registry.ipynb #fddbb2fe
-def _own_loss(file: str, name: str) -> Callable[..., nn.Module]:
-    "The object of this name that a Python file defines"
-    try: defined = runpy.run_path(file)
+def _own_loss(file: str, name: str, kwargs: dict[str, Any]) -> nn.Module:
+    "Build the user's loss, or say what is wrong with the file"
+    try:
+        build = runpy.run_path(file).get(name)
     except (Exception, SystemExit) as error:
-        why = f"{type(error).__name__}: {error}".split("\n")[0]
         refuse(ValueError, "loss", repr(file), "a Python file that runs; "
-               f"this one ends with {why}")
-    if not callable(defined.get(name)):
+               f"this one ends with {type(error).__name__}: {error}")
+    if not callable(build):
         refuse(ValueError, "loss", f"{name!r} of {file}",
                "a class or a function that this file defines")
-    return defined[name]
-
-# %% ../nbs/use/02_registry.ipynb #38eead68
-def _built(
-    name: str, build: Callable[..., nn.Module], kwargs: dict[str, Any]
-) -> nn.Module:
-    "Build the user's loss, wrap its errors with the file's name"
-    try: return build(**kwargs)
+    try:
+        loss = build(**kwargs)
     except Exception as error:
-        given = ", ".join(kwargs) or "no arguments"
-        refuse(ValueError, "loss", name, "a class or a function that can be "
-               f"called with {given}; this one ends with "
-               f"{type(error).__name__}: {error}")
+        refuse(ValueError, "loss", f"{file}:{name}", "a class or a function "
+               f"to call with {', '.join(kwargs) or 'no arguments'}; this "
+               f"one ends with {type(error).__name__}: {error}")
+    if not isinstance(loss, nn.Module):
+        refuse(TypeError, "loss", f"{file}:{name}, which gives "
+               f"{describe(loss)}", "one that gives an nn.Module")
+    return loss

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import inspect
 import math
-from numbers import Integral, Real
-from typing import Any, Optional
+from numbers import Integral
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .arguments import as_matrix, describe, refuse
+from .arguments import as_matrix, check_number, refuse
 from .losses import (
     CrossEntropyLoss, _along, _autocast, _check_options, _check_range,
-    _check_target, _class_dim, _counts, _is_soft, _one_hot, _result_dtype,
-    _reduce, _smooth, _widen)
+    _check_target, _class_dim, _counts, _is_soft, _one_hot, _reduce,
+    _result_dtype, _smooth, _widen)
 
 # %% auto #0
 __all__ = ['GeneralisedCrossEntropyLoss', 'TruncatedGCELoss', 'PartiallyHuberisedLoss', 'TaylorCrossEntropyLoss', 'FocalLoss',
@@ -34,26 +34,20 @@ class RobustLoss(CrossEntropyLoss):
     of_label: Any = None    # (log q_y): the divergence of a single label
     all_classes = False     # whether the cost reads more than the label's
 
-    def log_probs(self, logits: Tensor, dim: int) -> Tensor:
-        "Return the log-probability of each class"
-        return F.log_softmax(logits, dim)
-
-    def log_label(self, log_q: Tensor, target: Tensor, dim: int) -> Tensor:
-        "Return the label's log-probability; anything where it is ignored"
-        return -F.nll_loss(log_q, target, reduction="none",
-                           ignore_index=self.ignore_index)
-
-    def log_labels(self, log_q: Tensor, dim: int) -> Tensor:
-        "Return the log-probability of every class as the label"
-        return log_q
-
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         "Return the loss of logits against class indices or probabilities"
         return _robust_loss(self, input, target)
 
-    def extra_repr(self) -> str:
-        "Return the settings, as `print(model)` shows them"
-        return _settings(self)
+    def extra_repr(self) -> str: return _settings(self)
+
+    def log_probs(self, logits: Tensor, dim: int) -> Tensor:
+        return F.log_softmax(logits, dim)
+
+    def log_label(self, log_q: Tensor, target: Tensor, dim: int) -> Tensor:
+        return -F.nll_loss(log_q, target, reduction="none",
+                           ignore_index=self.ignore_index)
+
+    def log_labels(self, log_q: Tensor, dim: int) -> Tensor: return log_q
 
 # %% ../nbs/use/01_robust_losses.ipynb #d5b12415
 def _robust_loss(loss: RobustLoss, input: Tensor, target: Tensor) -> Tensor:
@@ -61,21 +55,17 @@ def _robust_loss(loss: RobustLoss, input: Tensor, target: Tensor) -> Tensor:
     _check_options(loss.weight, loss.ignore_index, loss.reduction,
                    loss.label_smoothing)
     _check_target(input, target, loss.weight, loss.ignore_index)
-    if loss.cost is None and loss.divergence is None: refuse(
-        TypeError, "loss", type(loss).__name__, "a class with a cost, a "
-        "divergence or both")
     if input.dim() == 1:  # a sample is a batch of one
         return _robust_loss(loss, input[None], target[None]).reshape(())
-    input = _autocast(input)
-    dim, dtype, counts = _class_dim(input), input.dtype, None
+    input, dim, counts = _autocast(input), _class_dim(input), None
     log_q = loss.log_probs(_widen(input), dim)
     if _is_soft(input, target):
         each = _of_probabilities(loss, log_q, target, dim)
-        dtype = _result_dtype(input, target, loss.weight)
     else:
         target = target.long()
         each = _of_labels(loss, log_q, target, dim)
         counts = _counts(target, loss.weight, loss.ignore_index)
+    dtype = _result_dtype(input, target, loss.weight)
     return _reduce(each, counts, loss.reduction).to(dtype)
 
 # %% ../nbs/use/01_robust_losses.ipynb #0a289c74
@@ -87,12 +77,13 @@ def _of_labels(loss, log_q, target, dim):
     if spread or loss.label_smoothing > 0:
         p = _one_hot(target, log_q, dim, loss.ignore_index)
         return _of_probabilities(loss, log_q, p, dim).masked_fill(ignored, 0)
-    try: log_y = _floor(loss.log_label(log_q, target, dim)).unsqueeze(dim)
+    try:
+        log_y = _floor(loss.log_label(log_q, target, dim)).unsqueeze(dim)
     except IndexError:
         _check_range(target, log_q.shape[dim], loss.ignore_index)
         raise
-    cost = loss.of_label(log_y) if loss.of_label is not None \
-        else loss.cost(log_y, log_q, dim)
+    if loss.of_label is not None: cost = loss.of_label(log_y)
+    else: cost = loss.cost(log_y, log_q, dim)
     cost = cost.squeeze(dim) * _counts(target, loss.weight, loss.ignore_index)
     return cost.masked_fill(ignored, 0)
 
@@ -122,27 +113,6 @@ def _settings(loss: RobustLoss) -> str:
            and hasattr(loss, name)]
     return ", ".join(f"{name}={getattr(loss, name)}" for name in own)
 
-# %% ../nbs/use/01_robust_losses.ipynb #95eb064e
-def _number(
-    name: str,  # of the setting
-    value,      # what was given
-    low: float = 0.0,
-    high: float = math.inf,
-    open: bool = False,  # the ends do not count
-) -> float:
-    "`value` as a float; refused unless it is a number in this range"
-    if open: allowed = f"a number above {low:g} and below {high:g}"
-    elif high == math.inf: allowed = f"a finite number >= {low:g}"
-    else: allowed = f"a number from {low:g} to {high:g}"
-    got = describe(value) if isinstance(value, Tensor) else repr(value)
-    if isinstance(value, bool) or not isinstance(value, (float, Real)):
-        refuse(TypeError, name, got, allowed)
-    number = float(value)
-    inside = low < number < high if open else low <= number <= high
-    if not (inside and math.isfinite(number)):
-        refuse(ValueError, name, got, allowed)
-    return number
-
 # %% ../nbs/use/01_robust_losses.ipynb #61435087
 def _missing(log_q: Tensor) -> Tensor:
     "`1 - q`, exact for `q` near 1, with an exact slope for `q` near 0"
@@ -157,10 +127,9 @@ def _power(log_q: Tensor, exponent: float) -> Tensor:
 class GeneralisedCrossEntropyLoss(RobustLoss):
     "`(1 - q ** exponent) / exponent` of the label's probability `q`"
 
-    def __init__(self, exponent: float = 0.7, weight=None,
-                 ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        super().__init__(weight, ignore_index, reduction, label_smoothing)
-        self.exponent = _number("exponent", exponent, 0, 1)
+    def __init__(self, exponent: float = 0.7, **options) -> None:
+        super().__init__(**options)
+        self.exponent = check_number("exponent", exponent, 0, 1)
 
     def cost(self, log_y, log_q, dim):
         return _power(log_y, self.exponent)
@@ -170,11 +139,9 @@ class TruncatedGCELoss(GeneralisedCrossEntropyLoss):
     "Generalised cross entropy, constant below a probability of `threshold`"
 
     def __init__(self, exponent: float = 0.7, threshold: float = 0.5,
-                 weight=None, ignore_index=-100, reduction="mean",
-                 label_smoothing=0.0):
-        super().__init__(exponent, weight, ignore_index, reduction,
-                         label_smoothing)
-        self.threshold = _number("threshold", threshold, 0, 1)
+                 **options) -> None:
+        super().__init__(exponent, **options)
+        self.threshold = check_number("threshold", threshold, 0, 1)
 
     def cost(self, log_y, log_q, dim):
         if self.threshold: log_y = log_y.clamp(min=math.log(self.threshold))
@@ -184,10 +151,9 @@ class TruncatedGCELoss(GeneralisedCrossEntropyLoss):
 class PartiallyHuberisedLoss(RobustLoss):
     "Cross entropy, continued linearly below a probability of `1 / tau`"
 
-    def __init__(self, tau: float = 2.0, weight=None,
-                 ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        super().__init__(weight, ignore_index, reduction, label_smoothing)
-        self.tau = _number("tau", tau, 1)
+    def __init__(self, tau: float = 2.0, **options) -> None:
+        super().__init__(**options)
+        self.tau = check_number("tau", tau, 1)
 
     def cost(self, log_y, log_q, dim):
         corner = math.log(self.tau)
@@ -198,9 +164,8 @@ class PartiallyHuberisedLoss(RobustLoss):
 class TaylorCrossEntropyLoss(RobustLoss):
     "The first `order` terms of the Taylor series of cross entropy"
 
-    def __init__(self, order: int = 2, weight=None,
-                 ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        super().__init__(weight, ignore_index, reduction, label_smoothing)
+    def __init__(self, order: int = 2, **options) -> None:
+        super().__init__(**options)
         if isinstance(order, bool) or not isinstance(order, (int, Integral)):
             refuse(TypeError, "order", repr(order), "an int >= 1")
         if order < 1: refuse(ValueError, "order", order, "an int >= 1")
@@ -220,10 +185,9 @@ def _focal(log_q: Tensor, gamma: float) -> Tensor:
 class FocalLoss(RobustLoss):
     "Cross entropy times `(1 - q) ** gamma`"
 
-    def __init__(self, gamma: float = 2.0, weight=None,
-                 ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        super().__init__(weight, ignore_index, reduction, label_smoothing)
-        self.gamma = _number("gamma", gamma)
+    def __init__(self, gamma: float = 2.0, **options) -> None:
+        super().__init__(**options)
+        self.gamma = check_number("gamma", gamma)
 
     def cost(self, log_y, log_q, dim):
         return _focal(log_y, self.gamma)
@@ -240,10 +204,8 @@ class NormalisedFocalLoss(FocalLoss):
     "Focal loss, divided by its sum over all labels"
     all_classes = True
 
-    def __init__(self, gamma: float = 0.5, weight=None,
-                 ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        super().__init__(gamma, weight, ignore_index, reduction,
-                         label_smoothing)
+    def __init__(self, gamma: float = 0.5, **options) -> None:
+        super().__init__(gamma, **options)
 
     def cost(self, log_y, log_q, dim):
         every = _focal(log_q, self.gamma).sum(dim, keepdim=True)
@@ -258,15 +220,15 @@ def _reverse(p: Tensor, log_q: Tensor, dim: int, log_zero: float) -> Tensor:
     return -(log_q.exp() * log_p).sum(dim)
 
 class ReverseCrossEntropyLoss(RobustLoss):
-    "Cross entropy with target and prediction swapped, `log 0 = log_zero`"
+    "Reverse cross entropy; log_zero=log(1e-4) is Active-Passive-Losses'"
 
     def __init__(
         self,
-        log_zero: float = -4.0,  # as in the paper; much code runs log(1e-4)
-        weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0,
-    ):
-        super().__init__(weight, ignore_index, reduction, label_smoothing)
-        self.log_zero = _number("log_zero", log_zero, -math.inf, 0, True)
+        log_zero: float = -4.0,  # the paper's log 0; log(1e-4) is usual, too
+        **options,
+    ) -> None:
+        super().__init__(**options)
+        self.log_zero = check_number("log_zero", log_zero, -math.inf, 0, True)
 
     def divergence(self, p, log_q, dim):
         return _reverse(p, log_q, dim, self.log_zero)
@@ -279,13 +241,12 @@ class SymmetricCrossEntropyLoss(ReverseCrossEntropyLoss):
         self,
         alpha: float = 0.1,      # share of cross entropy
         beta: float = 1.0,       # share of reverse cross entropy
-        log_zero: float = -4.0,  # as in the paper; much code runs log(1e-4)
-        weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0,
-    ):
-        super().__init__(log_zero, weight, ignore_index, reduction,
-                         label_smoothing)
-        self.alpha = _number("alpha", alpha)
-        self.beta = _number("beta", beta)
+        log_zero: float = -4.0,  # the paper's log 0; log(1e-4) is usual, too
+        **options,
+    ) -> None:
+        super().__init__(log_zero, **options)
+        self.alpha = check_number("alpha", alpha)
+        self.beta = check_number("beta", beta)
 
     def cost(self, log_y, log_q, dim):
         return -self.alpha * log_y
@@ -297,11 +258,14 @@ class SymmetricCrossEntropyLoss(ReverseCrossEntropyLoss):
 class NCEAndRCELoss(SymmetricCrossEntropyLoss):
     "`alpha` times normalised plus `beta` times reverse cross entropy"
 
-    def __init__(self, alpha: float = 1.0, beta: float = 1.0,
-                 log_zero: float = -4.0, weight=None, ignore_index=-100,
-                 reduction="mean", label_smoothing=0.0):
-        super().__init__(alpha, beta, log_zero, weight, ignore_index,
-                         reduction, label_smoothing)
+    def __init__(
+        self,
+        alpha: float = 1.0,      # share of normalised cross entropy
+        beta: float = 1.0,       # share of reverse cross entropy
+        log_zero: float = -4.0,  # the paper's log 0; its authors ran log(1e-4)
+        **options,
+    ) -> None:
+        super().__init__(alpha, beta, log_zero, **options)
 
     def cost(self, log_y, log_q, dim):
         return self.alpha * log_y / log_q.sum(dim, keepdim=True)
@@ -310,11 +274,11 @@ class NCEAndRCELoss(SymmetricCrossEntropyLoss):
 class NCEAndMAELoss(NormalisedCrossEntropyLoss):
     "`alpha` times normalised cross entropy, `beta` times half the MAE"
 
-    def __init__(self, alpha: float = 1.0, beta: float = 1.0, weight=None,
-                 ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        super().__init__(weight, ignore_index, reduction, label_smoothing)
-        self.alpha = _number("alpha", alpha)
-        self.beta = _number("beta", beta)
+    def __init__(self, alpha: float = 1.0, beta: float = 1.0,
+                 **options) -> None:
+        super().__init__(**options)
+        self.alpha = check_number("alpha", alpha)
+        self.beta = check_number("beta", beta)
 
     def cost(self, log_y, log_q, dim):
         return self.alpha * super().cost(log_y, log_q, dim)
@@ -326,10 +290,9 @@ class NCEAndMAELoss(NormalisedCrossEntropyLoss):
 class JensenShannonLoss(RobustLoss):
     "Jensen-Shannon divergence, `pi` the target's share of the mixture"
 
-    def __init__(self, pi: float = 0.7, weight=None,
-                 ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        super().__init__(weight, ignore_index, reduction, label_smoothing)
-        self.pi = _number("pi", pi, 0, 1, True)
+    def __init__(self, pi: float = 0.7, **options) -> None:
+        super().__init__(**options)
+        self.pi = check_number("pi", pi, 0, 1, True)
 
     def of_label(self, log_y):
         rest, log_rest = 1 - self.pi, math.log1p(-self.pi)
@@ -391,11 +354,11 @@ def tempered_log_softmax(
 class BiTemperedLoss(RobustLoss):
     "Tempered logarithm of a tempered softmax, `t1 <= 1 <= t2 <= 5`"
 
-    def __init__(self, t1: float = 0.8, t2: float = 1.2, weight=None,
-                 ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        super().__init__(weight, ignore_index, reduction, label_smoothing)
-        self.t1 = _number("t1", t1, 0, 1)
-        self.t2 = _number("t2", t2, 1, 5)
+    def __init__(self, t1: float = 0.8, t2: float = 1.2,
+                 **options) -> None:
+        super().__init__(**options)
+        self.t1 = check_number("t1", t1, 0, 1)
+        self.t2 = check_number("t2", t2, 1, 5)
 
     def log_prediction(self, logits: Tensor, dim: int) -> Tensor:
         "Log-probabilities to predict with, in place of the softmax's"
@@ -413,35 +376,29 @@ class BiTemperedLoss(RobustLoss):
 class SmoothedCrossEntropyLoss(RobustLoss):
     "Cross entropy with label smoothing from the start"
 
-    def __init__(self, weight=None, ignore_index=-100, reduction="mean",
-                 label_smoothing: float = 0.1):
-        super().__init__(weight, ignore_index, reduction, label_smoothing)
+    def __init__(self, label_smoothing: float = 0.1, **options) -> None:
+        super().__init__(label_smoothing=label_smoothing, **options)
 
-    def cost(self, log_y, log_q, dim):
-        return -log_y
+    def cost(self, log_y, log_q, dim): return -log_y
 
 # %% ../nbs/use/01_robust_losses.ipynb #b176f9db
 class SoftBootstrapLoss(RobustLoss):
     "Cross entropy, a share `1 - beta` of it with the network's prediction"
     all_classes = True
 
-    def __init__(self, beta: float = 0.95, weight=None,
-                 ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        super().__init__(weight, ignore_index, reduction, label_smoothing)
-        self.beta = _number("beta", beta, 0, 1)
+    def __init__(self, beta: float = 0.95, **options) -> None:
+        super().__init__(**options)
+        self.beta = check_number("beta", beta, 0, 1)
 
     def cost(self, log_y, log_q, dim):
         entropy = -(log_q.exp() * log_q).sum(dim, keepdim=True)
         return (1 - self.beta) * entropy - self.beta * log_y
 
-# %% ../nbs/use/01_robust_losses.ipynb #3f20b097
 class HardBootstrapLoss(SoftBootstrapLoss):
     "Cross entropy, a share `1 - beta` of it with the likeliest class"
 
-    def __init__(self, beta: float = 0.8, weight=None,
-                 ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        super().__init__(beta, weight, ignore_index, reduction,
-                         label_smoothing)
+    def __init__(self, beta: float = 0.8, **options) -> None:
+        super().__init__(beta, **options)
 
     def cost(self, log_y, log_q, dim):
         likeliest = log_q.amax(dim, keepdim=True)
@@ -453,41 +410,48 @@ class ForwardCorrectedLoss(RobustLoss):
     needs_transition = True  # a trainer passes the noise's matrix
     transition: Tensor
 
-    def __init__(self, transition: Optional[Tensor] = None, weight=None,
-                 ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        super().__init__(weight, ignore_index, reduction, label_smoothing)
+    def __init__(self, transition: Any = None, **options) -> None:
+        super().__init__(**options)
         self.register_buffer("transition", _check_transition(transition))
-
-    def log_probs(self, logits, dim):
-        classes = logits.shape[dim]
-        if classes != len(self.transition):
-            refuse(ValueError, "input", f"{classes} classes",
-                    f"{len(self.transition)}, as in transition")
-        return F.log_softmax(logits, dim)
 
     def log_label(self, log_q, target, dim):
         counted = target.masked_fill(target == self.ignore_index, 0)
-        columns = self.transition.to(log_q.dtype).T.contiguous()
-        column = F.embedding(counted, columns)
-        return _log_noisy(log_q, column.movedim(-1, dim), dim)
+        return _log_noisy_label(log_q, counted, self._shares(log_q, dim), dim)
 
     def log_labels(self, log_q, dim):
-        share = self.transition.to(log_q.dtype)
-        share = share.view(*share.shape, *[1] * (log_q.dim() - 1 - dim))
-        return _log_noisy(log_q.unsqueeze(dim + 1), share, dim)
+        return _log_noisy_labels(log_q, self._shares(log_q, dim), dim)
+
+    def _shares(self, log_q, dim):
+        classes = log_q.shape[dim]
+        if classes != len(self.transition):
+            refuse(ValueError, "input", f"{classes} classes",
+                   f"{len(self.transition)}, as in transition")
+        return self.transition.to(log_q.dtype)
 
     def cost(self, log_y, log_q, dim): return -log_y
 
 # %% ../nbs/use/01_robust_losses.ipynb #b118879f
-def _log_noisy(log_q: Tensor, share: Tensor, dim: int) -> Tensor:
+def _log_noisy(log_q: Tensor, share: Tensor, mask: Tensor, dim: int) -> Tensor:
     "Logarithm of the sum of `q * share`, however small `q` is"
-    fixed = log_q.detach()
-    top = torch.where(share > 0, fixed, -math.inf).amax(dim, keepdim=True)
-    top = _floor(top)  # a label that cannot be
-    ratio = (log_q - torch.maximum(fixed, top)).exp()  # 1 where none flows
-    flow = (ratio * share).sum(dim)
-    tiny = torch.finfo(flow.dtype).tiny
+    log_q = log_q + mask
+    top = _floor(log_q.detach().amax(dim, keepdim=True))
+    flow = ((log_q - top).exp() * share).sum(dim)
+    tiny = torch.finfo(flow.dtype).tiny  # of a label that cannot be
     return top.squeeze(dim) + flow.clamp(min=tiny).log()
+
+def _log_noisy_label(log_q, target, shares, dim):
+    "The log-probability of each label, from its column of the matrix"
+    shares = shares.T.contiguous()
+    mask = torch.zeros_like(shares).masked_fill(shares == 0, -math.inf)
+    share, mask = (F.embedding(target, rows).movedim(-1, dim)
+                   for rows in (shares, mask))
+    return _log_noisy(log_q, share, mask, dim)
+
+def _log_noisy_labels(log_q, shares, dim):
+    "The log-probability of every class as the label"
+    shares = shares.view(*shares.shape, *[1] * (log_q.dim() - 1 - dim))
+    mask = torch.zeros_like(shares).masked_fill(shares == 0, -math.inf)
+    return _log_noisy(log_q.unsqueeze(dim + 1), shares, mask, dim)
 
 # %% ../nbs/use/01_robust_losses.ipynb #3a1e97e1
 def _check_transition(transition) -> Tensor:
