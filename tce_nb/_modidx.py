@@ -78,7 +78,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'tce_nb.noise.NoisyLabels.wrong': ('use/noise.html#noisylabels.wrong', 'tce_nb/noise.py'),
                               'tce_nb.noise.NoisyLabels.wrong_rate': ('use/noise.html#noisylabels.wrong_rate', 'tce_nb/noise.py'),
                               'tce_nb.noise._as_given': ('use/noise.html#_as_given', 'tce_nb/noise.py'),
-                              'tce_nb.noise._check_eta': ('use/noise.html#_check_eta', 'tce_nb/noise.py'),
                               'tce_nb.noise._draw': ('use/noise.html#_draw', 'tce_nb/noise.py'),
                               'tce_nb.noise._flip_rates': ('use/noise.html#_flip_rates', 'tce_nb/noise.py'),
                               'tce_nb.noise._generator': ('use/noise.html#_generator', 'tce_nb/noise.py'),

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path, PureWindowsPath
 from typing import Any, Callable, Mapping, Optional, Union
 
 import torch
 from torch import Tensor
 
-from .arguments import as_matrix, as_tensor, refuse, unknown
+from .arguments import (
+    as_matrix, as_tensor, check_number, refuse, unknown)
 
 # %% auto #0
 __all__ = ['NOISES', 'NoisyLabels', 'uniform_including_true', 'uniform_excluding_true', 'transition_matrix', 'pair_flip',
@@ -52,11 +53,13 @@ def uniform_including_true(
     return _replace(labels, eta, num_classes, seed, draw)
 
 # %% ../nbs/use/03_noise.ipynb #de947d88
+_Seed = Union[int, torch.Generator]
+
 def _replace(labels, eta: float, num_classes: int, seed: _Seed,
              draw: Callable[..., Tensor]) -> NoisyLabels:
     "Replace `round(eta * n)` labels, chosen at random, by what `draw` gives"
     true = check_labels(labels, num_classes)
-    n = round(_check_eta(eta) * true.numel())
+    n = round(check_number("eta", eta, 0, 1) * true.numel())
     generator = _generator(seed)
     noisy = true.flatten().clone()
     chosen = torch.randperm(len(noisy), generator=generator, device="cpu")[:n]
@@ -65,21 +68,12 @@ def _replace(labels, eta: float, num_classes: int, seed: _Seed,
     touched[chosen] = True
     return _as_given(labels, noisy, touched)
 
-# %% ../nbs/use/03_noise.ipynb #ee1b34ef
-_Seed = Union[int, torch.Generator]
-
 def _generator(seed: _Seed) -> torch.Generator:
     "A CPU generator from a seed, or the generator given"
     if isinstance(seed, torch.Generator): return seed
-    if not isinstance(seed, Integral): refuse(
-        TypeError, "seed", repr(seed), "an int or a torch.Generator")
+    if not isinstance(seed, Integral):
+        refuse(TypeError, "seed", repr(seed), "an int or a torch.Generator")
     return torch.Generator("cpu").manual_seed(int(seed))
-
-def _check_eta(eta: float) -> float:
-    "The noise ratio as a float, refused outside of 0 to 1"
-    if not isinstance(eta, Real) or not 0 <= eta <= 1:
-        refuse(ValueError, "eta", repr(eta), "a number from 0 to 1")
-    return float(eta)
 
 # %% ../nbs/use/03_noise.ipynb #eed90a60
 def check_labels(labels, num_classes: int) -> Tensor:
@@ -164,15 +158,15 @@ def class_dependent(
     "Replace labels by the class they are mistaken for, if there is one"
     cifar = {10: CIFAR10_FLIPS, 100: CIFAR100_FLIPS}
     flips = cifar.get(num_classes) if flips is None else flips
-    if flips is None: refuse(
-        ValueError, "num_classes", repr(num_classes),
-        "10 or 100 as in CIFAR, or a map of your own in flips")
-    if not {*flips, *flips.values()} <= {*range(num_classes)}: refuse(
-        ValueError, "flips", flips, f"classes from 0 to {num_classes - 1}")
-    def draw(old, num_classes, generator):
-        mistaken = torch.arange(num_classes, device="cpu")
-        for here, there in flips.items(): mistaken[here] = there
-        return mistaken[old]
+    if flips is None:
+        refuse(ValueError, "num_classes", repr(num_classes),
+               "10 or 100 as in CIFAR, or a map of your own in flips")
+    if not {*flips, *flips.values()} <= {*range(num_classes)}:
+        refuse(ValueError, "flips", flips,
+               f"classes from 0 to {num_classes - 1}")
+    mistaken = torch.arange(num_classes, device="cpu")
+    for old, new in flips.items(): mistaken[old] = new
+    def draw(old, num_classes, generator): return mistaken[old]
     return _replace(labels, eta, num_classes, seed, draw)
 
 # %% ../nbs/use/03_noise.ipynb #dd0d308c
@@ -235,7 +229,7 @@ def instance_dependent(
     images,            # N x ..., the labels' images; never changed
 ) -> NoisyLabels:
     "Flip labels to classes that depend on the image (Xia et al. 2020)"
-    true, eta = check_labels(labels, num_classes), _check_eta(eta)
+    true, eta = check_labels(labels, num_classes), check_number("eta", eta, 0, 1)
     pixels = as_tensor("images", images)
     if true.dim() != 1 or pixels.dim() < 2 or len(pixels) != len(true) \
             or not pixels.isfinite().all():
@@ -294,15 +288,17 @@ def human(
     "Labels that people gave, from a file whose true labels are these"
     arrays = _read_arrays(Path(path))
     for name in ("clean_label", column):
-        if name not in arrays: raise ValueError(
-            f"{path}: {unknown('column', name, arrays)}")
+        if name not in arrays:
+            raise ValueError(f"{path}: {unknown('column', name, arrays)}")
     clean = as_tensor("clean_label", arrays["clean_label"]).flatten()
-    true, given = (check_labels(part, 1 + max([1, *clean.tolist()]))
-                   for part in (labels, arrays[column]))
+    classes = max([2, *(clean + 1).tolist()])
+    true = check_labels(labels, classes)
+    given = check_labels(arrays[column], classes)
     if not torch.equal(true.flatten(), clean.long()) \
-            or given.numel() != len(clean): refuse(
-        ValueError, "labels", f"{true.numel():,} that are not its clean_label",
-        f"the {len(clean):,} of {path}, in the same order")
+            or given.numel() != len(clean):
+        refuse(ValueError, "labels",
+               f"{true.numel():,} that are not its clean_label",
+               f"the {len(clean):,} of {path}, in the same order")
     return _as_given(labels, given, torch.ones_like(true, dtype=torch.bool))
 
 # %% ../nbs/use/03_noise.ipynb #7ad8f69e
@@ -318,11 +314,13 @@ def _read_arrays(path: Path) -> Mapping:
             with np.load(path, allow_pickle=False) as file: return {**file}
         with torch.serialization.safe_globals(safe):  # type: ignore
             return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError: raise
-    except Exception as error: raise ValueError(
-        f"{path}: not a safe .npz or .pt file; if you trust it, convert it "
-        f"once: numpy.savez('{path.stem}.npz', **torch.load('{path}', "
-        "weights_only=False))") from error
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"{path}: not a safe .npz or .pt file; if you trust it, convert "
+            f"it once: numpy.savez('{path.stem}.npz', "
+            f"**torch.load('{path}', weights_only=False))") from error
 
 # %% ../nbs/use/03_noise.ipynb #c2a50e0d
 NOISES: dict[str, Callable[..., NoisyLabels]] = {
@@ -367,32 +365,33 @@ def noise_file(noise: str) -> Optional[tuple[str, str, str]]:
     file, _, column = place.rpartition("#")
     return kind, file, column
 
+def bare_noise(noise: str) -> str:
+    "The noise's name without the folder of its file"
+    if not noise_file(noise): return noise
+    kind, file, column = noise_file(noise)
+    file = PureWindowsPath(file).name  # of a path of any system
+    return f"{kind}:{file}#{column}" if column else f"{kind}:{file}"
+
+# %% ../nbs/use/03_noise.ipynb #e13d2037
 def check_noise_name(noise: str) -> None:
     "Refuse a name that `add_noise` does not know, and name the nearest"
     kind, file, column = noise_file(noise) or ("", "", "")
     complete = file and (column or kind == "transition")
-    if not (complete if kind else noise in NOISES): raise ValueError(
-        unknown("noise", noise, [*NOISES, *NOISE_FILES.values()]))
+    if not (complete if kind else noise in NOISES):
+        raise ValueError(unknown("noise", noise, [*NOISES,
+                                                  *NOISE_FILES.values()]))
 
-# %% ../nbs/use/03_noise.ipynb #e13d2037
 def check_all_or_none(noise: str, eta: float) -> None:
     "Refuse a part of the noise of a file"
     if noise_file(noise) and eta not in (0, 1):
         refuse(ValueError, "eta", repr(eta), "1 to take the noise of "
                f"{noise} as it is, or 0 for none")
 
-def bare_noise(noise: str) -> str:
-    "The noise's name without the folder of its file"
-    kind, file, column = noise_file(noise) or ("", "", "")
-    file = PureWindowsPath(file).name  # of a path of any system
-    return f"{kind}:{file}{column and f'#{column}'}" if kind else noise
-
-# %% ../nbs/use/03_noise.ipynb #e9b2453a
 def _read_matrix(path: Path, num_classes: int):
     "A K x K matrix that `numpy.save` wrote"
     import numpy as np
     matrix = np.load(path, allow_pickle=False)
-    if np.shape(matrix) != (num_classes, num_classes): refuse(
-        ValueError, "matrix", f"shape {np.shape(matrix)} in {path}",
-        f"{num_classes} x {num_classes}")
+    if np.shape(matrix) != (num_classes, num_classes):
+        refuse(ValueError, "matrix", f"shape {np.shape(matrix)} in {path}",
+               f"{num_classes} x {num_classes}")
     return matrix

@@ -44,8 +44,8 @@ class RobustLoss(CrossEntropyLoss):
         return F.log_softmax(logits, dim)
 
     def log_label(self, log_q: Tensor, target: Tensor, dim: int) -> Tensor:
-        return -F.nll_loss(log_q, target, reduction="none",
-                           ignore_index=self.ignore_index)
+        return _floor(-F.nll_loss(log_q, target, reduction="none",
+                                  ignore_index=self.ignore_index))
 
     def log_labels(self, log_q: Tensor, dim: int) -> Tensor: return log_q
 
@@ -78,13 +78,15 @@ def _of_labels(loss, log_q, target, dim):
         p = _one_hot(target, log_q, dim, loss.ignore_index)
         return _of_probabilities(loss, log_q, p, dim).masked_fill(ignored, 0)
     try:
-        log_y = _floor(loss.log_label(log_q, target, dim)).unsqueeze(dim)
+        log_y = loss.log_label(log_q, target, dim).unsqueeze(dim)
     except IndexError:
         _check_range(target, log_q.shape[dim], loss.ignore_index)
         raise
     if loss.of_label is not None: cost = loss.of_label(log_y)
     else: cost = loss.cost(log_y, log_q, dim)
-    cost = cost.squeeze(dim) * _counts(target, loss.weight, loss.ignore_index)
+    cost = cost.squeeze(dim)
+    if loss.weight is not None:
+        cost = cost * _counts(target, loss.weight, loss.ignore_index)
     return cost.masked_fill(ignored, 0)
 
 # %% ../nbs/use/01_robust_losses.ipynb #04b47f82
@@ -433,16 +435,17 @@ class ForwardCorrectedLoss(RobustLoss):
 # %% ../nbs/use/01_robust_losses.ipynb #b118879f
 def _log_noisy(log_q: Tensor, share: Tensor, mask: Tensor, dim: int) -> Tensor:
     "Logarithm of the sum of `q * share`, however small `q` is"
-    log_q = log_q + mask
-    top = _floor(log_q.detach().amax(dim, keepdim=True))
-    flow = ((log_q - top).exp() * share).sum(dim)
+    fixed = log_q.detach()
+    top = _floor((fixed + mask).amax(dim, keepdim=True))
+    ratio = (log_q - torch.maximum(fixed, top)).exp()  # 1 where none flows
+    flow = (ratio * share).sum(dim)
     tiny = torch.finfo(flow.dtype).tiny  # of a label that cannot be
     return top.squeeze(dim) + flow.clamp(min=tiny).log()
 
 def _log_noisy_label(log_q, target, shares, dim):
     "The log-probability of each label, from its column of the matrix"
     shares = shares.T.contiguous()
-    mask = torch.zeros_like(shares).masked_fill(shares == 0, -math.inf)
+    mask = shares.new_zeros(()).where(shares > 0, -math.inf)
     share, mask = (F.embedding(target, rows).movedim(-1, dim)
                    for rows in (shares, mask))
     return _log_noisy(log_q, share, mask, dim)
@@ -450,7 +453,7 @@ def _log_noisy_label(log_q, target, shares, dim):
 def _log_noisy_labels(log_q, shares, dim):
     "The log-probability of every class as the label"
     shares = shares.view(*shares.shape, *[1] * (log_q.dim() - 1 - dim))
-    mask = torch.zeros_like(shares).masked_fill(shares == 0, -math.inf)
+    mask = shares.new_zeros(()).where(shares > 0, -math.inf)
     return _log_noisy(log_q.unsqueeze(dim + 1), shares, mask, dim)
 
 # %% ../nbs/use/01_robust_losses.ipynb #3a1e97e1
