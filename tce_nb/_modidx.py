@@ -10,7 +10,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'tce_nb.labels': { 'tce_nb.labels.NoiseEstimate': ('use/labels.html#noiseestimate', 'tce_nb/labels.py'),
                                'tce_nb.labels.NoiseEstimate.wrong_rate': ('use/labels.html#noiseestimate.wrong_rate', 'tce_nb/labels.py'),
                                'tce_nb.labels._Bins': ('use/labels.html#_bins', 'tce_nb/labels.py'),
-                               'tce_nb.labels._by_parts': ('use/labels.html#_by_parts', 'tce_nb/labels.py'),
+                               'tce_nb.labels._cross_entropy': ('use/labels.html#_cross_entropy', 'tce_nb/labels.py'),
                                'tce_nb.labels._ordered': ('use/labels.html#_ordered', 'tce_nb/labels.py'),
                                'tce_nb.labels._predictions': ('use/labels.html#_predictions', 'tce_nb/labels.py'),
                                'tce_nb.labels._share_below': ('use/labels.html#_share_below', 'tce_nb/labels.py'),

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,7 @@ def rank_labels(
     labels: Tensor,  # as given
 ) -> Tensor:  # indices of samples
     "The samples' indices in order of suspicion, the least plausible first"
-    ce = _cross_entropy(*_predictions(logits, labels))
+    ce = _cross_entropy(logits, labels)
     return ce.sort(descending=True, stable=True).indices
 
 def label_weights(
@@ -38,17 +37,12 @@ def label_weights(
 ) -> Tensor:
     "The weight taming gives each sample: 1 is trusted, towards 0 suspicious"
     _check_alpha(alpha)
-    ce = _cross_entropy(*_predictions(logits, labels))
-    return tamed_weight(ce, alpha)
+    return tamed_weight(_cross_entropy(logits, labels), alpha)
 
-# %% ../nbs/use/04_labels.ipynb #2f8cd6e7
-def _by_parts(read: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    "A number for each sample, in double precision, not all at once"
-    return torch.cat([read(part.double(), *rest) for part, *rest in zip(
-        *(tensor.split(4096) for tensor in tensors))])
-
-_cross_entropy = partial(_by_parts, partial(
-    F.cross_entropy, reduction="none"))
+def _cross_entropy(logits, labels) -> Tensor:
+    "The cross entropy of each sample, in double precision"
+    logits, labels = _predictions(logits, labels)
+    return F.cross_entropy(logits.double(), labels, reduction="none")
 
 # %% ../nbs/use/04_labels.ipynb #c53e693f
 def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
@@ -58,15 +52,15 @@ def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
             or not len(logits) or logits.shape[1] < 2:
         refuse(ValueError, "logits", describe(logits),
                "floating-point logits, N x K, with N >= 1 and K >= 2")
-    if not (logits < math.inf).all(): refuse(
-        ValueError, "logits", "nan or inf", "numbers, or -inf")
+    if not (logits < math.inf).all():
+        refuse(ValueError, "logits", "nan or inf", "numbers, or -inf")
     off = (logits.sum(1, dtype=torch.float64) - 1).abs()
     if len(logits) > 1 and (logits >= 0).all() and (off < 0.05).all():
         refuse(ValueError, "logits", "probabilities", "their logarithms")
     labels = check_labels(labels, logits.shape[1])
-    if labels.shape != logits.shape[:1]: refuse(
-        ValueError, "labels", f"shape {tuple(labels.shape)}",
-        f"a class index for each of the {len(logits)} rows of logits")
+    if labels.shape != logits.shape[:1]:
+        refuse(ValueError, "labels", f"shape {tuple(labels.shape)}",
+               f"a class index for each of the {len(logits)} rows of logits")
     return logits, labels
 
 # %% ../nbs/use/04_labels.ipynb #03b3528e
@@ -77,10 +71,11 @@ def precision_recall(
 ) -> dict[str, float]:
     "How many of the first `n` are wrong, and how many of the wrong are there"
     order, wrong = as_tensor("order", order), as_tensor("wrong", wrong)
-    if order.dtype != torch.int64: refuse(
-        ValueError, "order", describe(order), "indices from `rank_labels`")
-    if not 1 <= n <= len(order): refuse(
-        ValueError, "n", repr(n), f"an int from 1 to {len(order)}")
+    if order.dtype != torch.int64:
+        refuse(ValueError, "order", describe(order),
+               "indices from `rank_labels`")
+    if not 1 <= n <= len(order):
+        refuse(ValueError, "n", repr(n), f"an int from 1 to {len(order)}")
     found, total = int(wrong[order[:n]].sum()), int(wrong.sum())
     return dict(precision=found / n,
                 recall=found / total if total else math.nan)
@@ -108,10 +103,10 @@ def estimate_noise(
     "How much uniform noise there is, by the labels that are unlikely classes"
     logits, labels = _predictions(logits, labels)
     num_classes = logits.shape[1]
-    if num_classes == 2: refuse(
-        ValueError, "logits", "2 classes", "3 or more: of two, every mistake "
-        "of the network would count as a wrong label")
-    confidence = _by_parts(lambda part: part.softmax(1).amax(1), logits)
+    if num_classes == 2:
+        refuse(ValueError, "logits", "2 classes", "3 or more: of two, every "
+               "mistake of the network would count as a wrong label")
+    confidence = logits.double().softmax(1).amax(1)
     sure = confidence >= confidence.median()
     lower = num_classes // 2
     below = _share_below(logits[sure], labels[sure], lower).double()

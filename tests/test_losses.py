@@ -1,10 +1,8 @@
 """Campaigns on the losses that are too long for the chapter."""
 import copy
-import doctest
 import math
 import os
 import pickle
-import pydoc
 import shutil
 from itertools import product
 
@@ -16,7 +14,6 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-import tce_nb.losses
 from tce_nb import (
     TamedCrossEntropyLoss, get_loss, softmax_mae, softmax_mse, tame, tamed_cross_entropy)
 
@@ -44,29 +41,31 @@ def value_and_gradient(loss, logits):
     return loss.detach(), gradient
 
 
-def reference(logits, target, alpha, weight=None, ignore_index=-100,
-              reduction="mean", label_smoothing=0.0):
-    "The definition, in float64, with a loop over samples and classes"
+def by_hand(each, logits, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
+    "One sample after the other in float64; `each` is a sample's loss of its logits, smoothed and given target, weights"
     dim = min(1, logits.dim() - 1)
-    k = logits.shape[dim]
-    log_q = logits.double().log_softmax(dim).movedim(dim, -1).reshape(-1, k)
-    w = [1.0] * k if weight is None else weight.tolist()
-    soft = target.shape == logits.shape
-    rows = target.movedim(dim, -1).reshape(-1, k) if soft else target.reshape(-1)
-    losses, counted = [], 0.0
-    for row, t in zip(log_q.tolist(), rows.tolist()):
+    k, soft = logits.shape[dim], target.shape == logits.shape
+    rows = logits.detach().double().movedim(dim, -1).reshape(-1, k)
+    targets = (target.movedim(dim, -1).reshape(-1, k) if soft else target.reshape(-1)).tolist()
+    w, losses, counted = [1.0] * k if weight is None else weight.tolist(), [], 0.0
+    for row, t in zip(rows, targets):
         ignored = not soft and t == ignore_index
-        p = t if soft else [float(i == t) for i in range(k)]
-        p = [(1 - label_smoothing) * x + label_smoothing / k for x in p]
-        losses.append(0.0 if ignored else sum(
-            w[i] * p[i] * boxcox(-row[i], alpha) for i in range(k)))
+        given = t if soft else [float(i == t) for i in range(k)]
+        p = [(1 - label_smoothing) * x + label_smoothing / k for x in given]
+        losses.append(0.0 if ignored else each(row, p, given, w))
         counted += 1.0 if soft else 0.0 if ignored else w[t]
     if reduction == "none":
         shape = [n for i, n in enumerate(logits.shape) if i != dim]
         return torch.tensor(losses, dtype=torch.float64).view(shape)
     total = torch.tensor(math.fsum(losses), dtype=torch.float64)
-    if reduction == "sum": return total
-    return total / (counted or math.nan)  # torch: the mean of nothing is nan
+    return total if reduction == "sum" else total / (counted or math.nan)  # torch: the mean of nothing is nan
+
+
+def tamed(alpha):
+    "The definition for one sample: the sum over classes of `p` times the Box-Cox transform"
+    def each(row, p, given, w):
+        return sum(a * b * boxcox(-log_q, alpha) for a, b, log_q in zip(w, p, row.log_softmax(0).tolist()))
+    return each
 
 
 def boxcox(ce, alpha):
@@ -116,7 +115,7 @@ def test_random_calls_match_the_definition(data):
         label_smoothing=data.draw(st.sampled_from([0.0, 0.2, 1.0]) | st.floats(0, 1)))
     loss = tamed_cross_entropy(logits, target, alpha, **options)
     value, gradient = value_and_gradient(loss, logits)
-    expected = reference(logits, target, alpha, **options)
+    expected = by_hand(tamed(alpha), logits, target, **options)
     rtol, atol = {torch.float64: (1e-7, 1e-8), torch.float32: (2e-5, 2e-6)}.get(dtype, (3e-2, 3e-2))
     assert_close(value.double(), expected, equal_nan=True, rtol=rtol, atol=atol)
     assert gradient.dtype == logits.dtype and (gradient.isfinite().all() or value.isnan().any())
@@ -141,16 +140,6 @@ def test_value_and_slope_are_exact_to_the_last_digits(dtype):
         assert_close(slope.double(), (1 + wide) ** -alpha, rtol=60 * eps, atol=0)
         exact = torch.log1p(wide) if alpha == 1 else torch.expm1((1 - alpha) * torch.log1p(wide)) / (1 - alpha)
         assert_close(value.double(), exact, rtol=60 * eps, atol=0)
-
-
-@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 1.5])
-def test_gradcheck(alpha, soft):
-    logits, target = example((2, 3, 2), soft, torch.float64)
-    weight = torch.rand(3, dtype=torch.float64)
-    def loss(x): return tamed_cross_entropy(x, target, alpha, weight, label_smoothing=0.1)
-    assert torch.autograd.gradcheck(loss, logits)
-    assert torch.autograd.gradgradcheck(loss, logits)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -364,7 +353,7 @@ LOGITS, INDICES = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
     (dict(reduction="avg"), ValueError, "reduction: got 'avg', expected 'none', 'mean' or 'sum'"),
     (dict(label_smoothing=1.5), ValueError, "label_smoothing: got 1.5"),
     (dict(label_smoothing=math.nan), ValueError, "label_smoothing: got nan"),
-    (dict(label_smoothing="a"), ValueError, "label_smoothing: got 'a'"),
+    (dict(label_smoothing="a"), TypeError, "label_smoothing: got 'a'"),
     (dict(weight=[1.0] * 5), TypeError, "weight: got list"),
     (dict(weight=torch.ones(4)), ValueError, "weight: got 4 weights, expected one for each of the input's 5"),
     (dict(weight=torch.ones(5, dtype=int)), TypeError, "weight: got torch.int64"),
@@ -404,7 +393,8 @@ def test_module_is_a_cross_entropy_loss():
     for twin in (copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):
         assert twin.alpha == 1.0 and twin.ignore_index == 3 and not twin.normalize
     assert repr(TamedCrossEntropyLoss()) == "TamedCrossEntropyLoss(alpha=1.5)"
-    assert "normalize: multiply the loss" in pydoc.render_doc(TamedCrossEntropyLoss)
+    with pytest.raises(TypeError, match=r"^alpha: got torch.float32 of shape \(5,\), .*class weights go into weight="):
+        TamedCrossEntropyLoss(weight)
 
 
 @pytest.mark.parametrize("loss, power", [(softmax_mse, 2), (softmax_mae, 1)])
@@ -425,11 +415,6 @@ def test_baselines_match_their_definition(shape, soft, loss, power):
         total = each.numel() if soft else scale.sum()
         assert_close(loss(logits, target, reduction="none", **options), each * scale)
         assert_close(loss(logits, target, **options), (each * scale).sum() / total)
-
-
-def test_the_docstrings_example_runs():
-    result = doctest.testmod(tce_nb.losses)
-    assert result.attempted > 5 and result.failed == 0
 
 
 def test_a_weight_of_another_dtype_is_taken_at_every_alpha():

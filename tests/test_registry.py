@@ -18,8 +18,11 @@ def settings(name): return dict(transition=torch.eye(5)) if name == "forward" el
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_name_gives_a_loss(name):
-    loss = get_loss(name, reduction="none", **settings(name))
+    loss, before = get_loss(name, reduction="none", weight=torch.rand(5), **settings(name)), (LOGITS.clone(), TARGET.clone())
     assert isinstance(loss, nn.CrossEntropyLoss) and loss(LOGITS, TARGET).isfinite().all()
+    assert torch.equal(LOGITS, before[0]) and torch.equal(TARGET, before[1])
+    assert copy.deepcopy(loss).double().weight.dtype == torch.float64
+    assert getattr(loss, "needs_transition", False) == (name == "forward")
     for twin in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
         assert repr(twin) == repr(loss)
         assert_close(twin(LOGITS, TARGET), loss(LOGITS, TARGET))
@@ -38,9 +41,10 @@ def test_the_words_of_the_command_line(word, alpha, normalize):
     assert_close(loss(LOGITS, TARGET), expected)
 
 
-def test_normalised_by_name():
-    assert repr(get_loss("ntce", alpha=1.0)) == "TamedCrossEntropyLoss(alpha=1.0, normalize=True)"
-    assert repr(get_loss("ntce:1")) == "TamedCrossEntropyLoss(alpha=1.0, normalize=True)"
+def test_what_a_loss_says_of_itself():
+    assert repr(get_loss("ntce", alpha=1.0)) == repr(get_loss("ntce:1")) == "TamedCrossEntropyLoss(alpha=1.0, normalize=True)"
+    assert repr(get_loss("sce", beta=2)) == "SymmetricCrossEntropyLoss(alpha=0.1, beta=2.0, log_zero=-4.0)"
+    assert repr(get_loss("smoothing")) == "SmoothedCrossEntropyLoss()"
     assert [name for name in LOSSES if has_alpha(name)] == ["tce", "ntce"]
 
 
