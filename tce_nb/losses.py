@@ -126,16 +126,17 @@ def _start(num_classes: int, alpha: float) -> float:
 
 # %% ../nbs/use/00_losses.ipynb #5d0c6a1a
 def _tame_smoothed(input, target, alpha, weight, counts, ignore_index,
-                   label_smoothing):
-    "The loss of each label, mixed with the mean over all classes"
+                   reduction, label_smoothing):
+    "The loss of the labels, mixed with the mean over all classes"
     log_q = F.log_softmax(_widen(input), 1)
     ce = F.nll_loss(log_q, target, ignore_index=ignore_index,
                     reduction="none")
     along = None if weight is None else _along(weight, input)
     mean = _expected(log_q, along, alpha) / input.shape[1]
     mean = mean.masked_fill(target == ignore_index, 0)
-    own = tame(ce, alpha) * counts
-    return (1 - label_smoothing) * own + label_smoothing * mean
+    own = (1 - label_smoothing) * tame(ce, alpha) * counts
+    return _reduce(own, counts, reduction) \
+        + _reduce(label_smoothing * mean, counts, reduction)
 
 def _tame_probabilities(input, target, alpha, weight, label_smoothing):
     "The loss of each distribution"
@@ -159,11 +160,10 @@ def _tame(input, target, alpha, weight, ignore_index, reduction,
         return _reduce(each, None, reduction)
     counts = _counts(target, weight, ignore_index)
     if label_smoothing > 0:
-        each = _tame_smoothed(input, target, alpha, weight, counts,
-                              ignore_index, label_smoothing)
-    else:
-        each = _tame_labels(input, target, alpha, ignore_index)
-        if weight is not None: each = each * counts
+        return _tame_smoothed(input, target, alpha, weight, counts,
+                              ignore_index, reduction, label_smoothing)
+    each = _tame_labels(input, target, alpha, ignore_index)
+    if weight is not None: each = each * counts
     return _reduce(each, counts, reduction)
 
 # %% ../nbs/use/00_losses.ipynb #c9e9ef5b

@@ -367,8 +367,9 @@ def noise_file(noise: str) -> Optional[tuple[str, str, str]]:
 
 def bare_noise(noise: str) -> str:
     "The noise's name without the folder of its file"
-    if not noise_file(noise): return noise
-    kind, file, column = noise_file(noise)
+    named = noise_file(noise)
+    if named is None: return noise
+    kind, file, column = named
     file = PureWindowsPath(file).name  # of a path of any system
     return f"{kind}:{file}#{column}" if column else f"{kind}:{file}"
 

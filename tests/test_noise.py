@@ -1,8 +1,6 @@
 """Label noise: its distribution, its inputs, its files, its errors."""
 import hashlib
 import math
-import subprocess
-import sys
 import zipfile
 from collections import Counter
 from functools import partial
@@ -122,7 +120,7 @@ def test_labels_of_any_shape_and_a_row_for_each_class_or_not():
 LABELS = torch.tensor([0, 1, 2])
 @pytest.mark.parametrize("change, kind, message", [
     (dict(eta=-0.1), ValueError, "eta: got -0.1, expected a number from 0 to 1"),
-    (dict(eta="0.4"), ValueError, "eta: got '0.4'"),
+    (dict(eta="0.4"), TypeError, "eta: got '0.4'"),
     (dict(num_classes=1), ValueError, "num_classes: got 1, expected an int >= 2"),
     (dict(num_classes=2), ValueError, "labels: got class 2, expected 0 to 1"),
     (dict(labels=LABELS - 1), ValueError, "labels: got class -1, expected 0 to 9"),
@@ -419,10 +417,3 @@ def test_a_matrix_that_could_run_a_program_is_refused(tmp_path):
     with pytest.raises(ValueError, match="allow_pickle=False"):
         add_noise("transition:objects.npy", CLEAN, 1, 10, 0, root=tmp_path)
     assert not (tmp_path/"exploded").exists()
-
-
-def test_the_library_needs_torch_alone():
-    code = ("import sys; sys.modules.update(dict.fromkeys(['numpy', 'pandas', 'matplotlib']))\n"
-            "from tce_nb import pair_flip\n"
-            "assert pair_flip([0, 1, 2], 1.0, 3, seed=0).labels.tolist() == [1, 2, 0]")
-    subprocess.run([sys.executable, "-c", code], check=True)
