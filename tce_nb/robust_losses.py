@@ -437,8 +437,8 @@ def _log_noisy(log_q: Tensor, share: Tensor, mask: Tensor, dim: int) -> Tensor:
     "Logarithm of the sum of `q * share`, however small `q` is"
     fixed = log_q.detach()
     top = _floor((fixed + mask).amax(dim, keepdim=True))
-    ratio = (log_q - torch.maximum(fixed, top)).exp()  # 1 where none flows
-    flow = (ratio * share).sum(dim)
+    below = log_q - torch.maximum(fixed, top)  # 0 where none flows
+    flow = (below.exp_() * share).sum(dim)
     tiny = torch.finfo(flow.dtype).tiny  # of a label that cannot be
     return top.squeeze(dim) + flow.clamp(min=tiny).log()
 
