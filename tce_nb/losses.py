@@ -209,7 +209,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
 
 # %% ../nbs/use/00_losses.ipynb #7ab8950c
 class TamedCrossEntropyLoss(CrossEntropyLoss):
-    "`nn.CrossEntropyLoss`, each gradient times `(1 + cross entropy) ** -alpha`"
+    "`nn.CrossEntropyLoss` with each gradient times `(1 + its loss) ** -alpha`"
 
     def __init__(
         self,

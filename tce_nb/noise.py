@@ -229,7 +229,8 @@ def instance_dependent(
     images,            # N x ..., the labels' images; never changed
 ) -> NoisyLabels:
     "Flip labels to classes that depend on the image (Xia et al. 2020)"
-    true, eta = check_labels(labels, num_classes), check_number("eta", eta, 0, 1)
+    true = check_labels(labels, num_classes)
+    eta = check_number("eta", eta, 0, 1)
     pixels = as_tensor("images", images)
     if true.dim() != 1 or pixels.dim() < 2 or len(pixels) != len(true) \
             or not pixels.isfinite().all():

@@ -67,7 +67,8 @@ def split_loss(
                f"after the colon is the alpha of {' or '.join(_TAMED)}")
     try: return name, float(alpha)
     except ValueError:
-        refuse(ValueError, "loss", repr(word), f"a number after {name + ':'!r}")
+        refuse(ValueError, "loss", repr(word),
+               f"a number after {name + ':'!r}")
 
 # %% ../nbs/use/02_registry.ipynb #38eead69
 def get_loss(
