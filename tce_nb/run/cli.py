@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import fields
+from collections import Counter
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -30,23 +31,23 @@ try:
     import pandas as pd
     from rich.console import Console
     from rich.live import Live
-    from rich.markup import escape
     from rich.table import Table
     from tce_nb.arguments import refuse, unknown
-    from tce_nb.noise import NOISE_FILES, NOISES, bare_noise
+    from tce_nb.noise import (
+        NOISE_FILES, NOISES, bare_noise, check_noise_name)
     from tce_nb.registry import LOSSES, bare_loss, has_alpha, loss_file
     from tce_nb.run.config import (
         PRESETS, SIZES, Config, DataError, field_types, preset)
     from tce_nb.run.plan import (
-        HOLD_OUT, METHODS, PLANS, Job, _word, check_dataset, cost,
+        HOLD_OUT, METHODS, PLANS, Job, check_dataset, cost, method_word,
         parse_method, plan)
     from tce_nb.run.records import (
         CELL, READINGS, Files, RecordError, cells, gather, read_record,
         results_folder)
     from tce_nb.run.sweep import (
         LocalPool, RayPool, State, Sweep, job_status, measure_speed,
-        progress_of, run_plan, run_status)
-    from tce_nb.run.train import pick_device
+        progress_of, run_plan)
+    from tce_nb.run.train import native_bfloat16, pick_device
 except ImportError as missing: raise SystemExit(
     f"tce: error: {missing}; the experiments need more than the loss: "
     'pip install "tce_nb[run]"') from None
@@ -57,38 +58,23 @@ def _run_config(options: argparse.Namespace) -> Config:
     given = {field.name: getattr(options, field.name)
              for field in fields(Config)
              if getattr(options, field.name) is not None}
-    method = parse_method(given.pop("loss"))
-    if "alpha" in given and (not has_alpha(method["loss"])
-                             or "alpha" in method):
-        refuse(ValueError, "alpha", f"{given['alpha']:g} with loss "
-               f"{options.loss}", "it once, and for tce only")
-    check_dataset(given.get("dataset", "digits"))
-    scale = options.preset or (
-        "smoke" if given.get("dataset", "digits") == "digits" else "short")
-    if given.get("hold_out") == "preset":
+    dataset = given.get("dataset", "digits")
+    check_dataset(dataset)
+    scale = options.preset or ("smoke" if dataset == "digits" else "short")
+    if options.hold_out is True:
         given["hold_out"] = HOLD_OUT.get(scale, preset(scale).hold_out)
-    config = preset(scale, **given, **method)
-    if "noise" in given and config.eta == 0: refuse(
-        ValueError, "--noise", f"{config.noise} without noise", "--eta "
-        "above 0" + (", 1 for a file" if ":" in config.noise else ""))
-    if "hold_out_noisy" in given and not config.hold_out: raise ValueError(
-        "--hold-out-noisy: has no effect without --hold-out")
+    method = parse_method(options.loss)
+    if options.alpha is not None and (not has_alpha(method["loss"])
+                                      or "alpha" in method):
+        refuse(ValueError, "alpha", f"{options.alpha:g} with loss "
+               f"{options.loss}", "it once, and for tce only")
+    config = preset(scale, **{**given, **method})
+    if options.noise and config.eta == 0:
+        refuse(ValueError, "--noise", f"{config.noise} without noise",
+               "--eta above 0" + ", 1 for a file" * (":" in config.noise))
+    if options.hold_out_noisy is not None and not config.hold_out: raise \
+        ValueError("--hold-out-noisy: has no effect without --hold-out")
     return config
-
-# %% ../../nbs/run/08_cli.ipynb #9643ec1e
-def _command_run(options: argparse.Namespace) -> int:
-    "Train one network, unless it is recorded already"
-    return _run_jobs([Job(_run_config(options), rerun=options.rerun)], options)
-
-def _command_sweep(options: argparse.Namespace) -> int:
-    "Run a plan"
-    _check_place(options)
-    return _run_jobs(_plan(options, options.preset), options)
-
-def _plan(options: argparse.Namespace, scale: str) -> list[Job]:
-    "The jobs that the options describe"
-    return plan(scale, options.dataset, options.loss, options.eta,
-                options.seeds, options.noise, **_changes(options.set))
 
 # %% ../../nbs/run/08_cli.ipynb #d69edb41
 _OWN_OPTION = dict(dataset="--dataset", loss="--loss", eta="--eta",
@@ -97,17 +83,17 @@ _OWN_OPTION = dict(dataset="--dataset", loss="--loss", eta="--eta",
 def _changes(words: list[str]) -> dict[str, Any]:
     "Fields and values from words such as `epochs=10`"
     free = sorted({field.name for field in fields(Config)} - {*_OWN_OPTION})
-    changes = {}
+    changes: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if name in _OWN_OPTION: raise ValueError(
             f"--set: got {name}, which has an option: {_OWN_OPTION[name]}")
         if name not in free: raise ValueError(unknown("--set", name, free))
         if not equals: refuse(ValueError, "--set", repr(word), f"{word}=VALUE")
-        if name in changes: refuse(ValueError, "--set", f"{name} twice",
-                                   "each field once")
-        try: changes[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError): changes[name] = value
+        try:
+            changes[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            changes[name] = value  # a word, such as cuda
     return changes
 
 # %% ../../nbs/run/08_cli.ipynb #de912dda
@@ -124,103 +110,114 @@ def _check_place(options: argparse.Namespace) -> None:
         ValueError, "--set", f"device={device}", "device=auto, cpu or cuda; "
         "CUDA_VISIBLE_DEVICES names the GPUs of a sweep")
 
+# %% ../../nbs/run/08_cli.ipynb #9643ec1e
+def _command_run(options: argparse.Namespace) -> int:
+    "Train one network, unless it is recorded already"
+    return _run_jobs([Job(_run_config(options), rerun=options.rerun)], options)
+
+def _command_sweep(options: argparse.Namespace) -> int:
+    "Run a plan"
+    _check_place(options)
+    return _run_jobs(_plan(options, options.preset), options)
+
+def _plan(options: argparse.Namespace, scale: str) -> list[Job]:
+    "The jobs that the options describe"
+    return plan(scale, options.dataset, options.loss, options.eta,
+                options.seeds, options.noise, **_changes(options.set))
+
 # %% ../../nbs/run/08_cli.ipynb #5207955f
 def _run_jobs(jobs: list[Job], options: argparse.Namespace) -> int:
     "Run the jobs, or say what they would cost"
     results = results_folder(options.results)
     if options.dry_run: return _dry_run(jobs, options, results)
     _check_here(jobs, options, results)
-    pool = _pool(jobs, options, results)
-    with _stop_on_signals(), _Screen(results, options.data) as screen:
-        try:
-            sweep = Sweep(jobs, pool, results, screen.on_change)
-            _say_done(sweep)
-            states = run_plan(sweep)
-        finally: pool.close()
-    if options.json: print(json.dumps([*map(_as_json, states)], indent=1))
+    pool = _pool(jobs, options)
+    sweep = Sweep(jobs, pool, results, options.data)
+    _say_done(sweep)
+    try:
+        with _stop_on_signals(), _shown(sweep): states = run_plan(sweep)
+    finally:
+        pool.close()
+    if options.json: print(json.dumps([
+        dict(name=state.job.name, state=state.state,
+             reason=state.reason or None) for state in states], indent=1))
     failed = [state for state in states if state.state == "failed"]
     for state in failed:
         print(f"failed: {state.job.name}: {state.reason}\n"
               f"  log: {Files(state.job.name, results).log}", file=sys.stderr)
     return 1 if failed else 0
 
-def _say_done(sweep: Sweep) -> None:
-    "Tell what is recorded already, so that nobody waits for it"
-    done = [s.job.name for s in sweep.states.values() if s.state == "done"]
-    if not done: return
-    only = f": {_in_words(done[0], sweep.results)}; --rerun trains again" \
-        if len(sweep.states) == 1 else ""
-    print(f"{len(done)} of {len(sweep.states)} recorded already{only}",
-          file=sys.stderr)
-
-def _as_json(state: State) -> dict[str, Any]:
-    "A job for a program to read"
-    return dict(name=state.job.name, state=state.state,
-                reason=state.reason or None)
-
 # %% ../../nbs/run/08_cli.ipynb #5207a55e
 def _check_here(jobs: list[Job], options, results: Path) -> None:
     "Refuse a device that is not there, and a folder that takes nothing"
-    if not options.ray:
-        for name in {job.config.device for job in jobs}: pick_device(name)
+    if not options.ray: pick_device(jobs[0].config.device)
     try:
-        for part in ("work", "records"):
-            (results/part).mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=results/part): pass
-    except OSError as error: refuse(
-        ValueError, "--results", repr(str(results)),
-        f"a folder that can be written to ({error.strerror})")
+        (results/"work").mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=results/"work").close()
+    except OSError as error:
+        refuse(ValueError, "--results", repr(str(results)),
+               f"a folder that can be written to ({error.strerror})")
+
+def _say_done(sweep: Sweep) -> None:
+    "Tell what is recorded already, so that nobody waits for it"
+    done = [s.job.name for s in sweep.states.values() if s.state == "done"]
+    text = f"{len(done)} of {len(sweep.states)} recorded already"
+    if len(sweep.states) == 1 == len(done):
+        text += f": {_in_words(done[0], sweep.results)}; --rerun trains again"
+    if done: print(text, file=sys.stderr)
 
 # %% ../../nbs/run/08_cli.ipynb #0b153b63
-def _pool(jobs: list[Job], options: argparse.Namespace, results: Path):
+def _pool(jobs: list[Job], options: argparse.Namespace):
     "The slots that the options describe"
     seconds = 3600 * options.limit
     if options.ray: return RayPool(
-        results, options.ray, options.data, options.cpus_per_run or 1,
-        options.gpus_per_run or 0, seconds, options.checkpoints)
-    on_cpu = all(job.config.device == "cpu" for job in jobs)
+        options.ray, options.cpus_per_run or 1, options.gpus_per_run or 0,
+        seconds, options.checkpoints)
     return LocalPool(
-        results, options.data, options.workers, options.threads or 1,
-        seconds, options.runs_per_gpu or 1, gpus=0 if on_cpu else None)
+        options.workers, options.threads or 1, seconds,
+        options.runs_per_gpu or 1, share_gpus=all(
+            job.config.device in ("auto", "cuda") for job in jobs))
 
 @contextlib.contextmanager
 def _stop_on_signals():
     "Let SIGTERM be an interrupt, so that no process stays behind"
     def stop(number, frame): raise KeyboardInterrupt
     before = signal.signal(signal.SIGTERM, stop)
-    try: yield
-    finally: signal.signal(signal.SIGTERM, before)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 # %% ../../nbs/run/08_cli.ipynb #5555504c
 def _dry_run(jobs: list[Job], options, results: Path) -> int:
     "List the runs, and how long what is left of each would take"
-    states = [job_status(job, results) for job in jobs]
     speed = measure_speed(jobs[0].config, options.threads or 1)
-    slots = 1 if options.ray else _pool(jobs, options, results).slots
-    hours = [_work_left(State(state.job) if state.state == "failed" else state,
-                        results, options.data) / speed / 3600
-             for state in states]  # what has failed is tried again
+    slots = 1 if options.ray else _pool(jobs, options).slots
+    runs: list[dict[str, Any]] = []
+    for job in jobs:
+        word, reason = job_status(job.name, results, job.rerun)
+        work = _work_left(job, results, options.data) * (word != "done")
+        runs.append(dict(name=job.name, state=word, reason=reason or None,
+                         hours=work / speed / 3600))
+    hours = sum(run["hours"] for run in runs) / slots
     if options.json:
-        print(json.dumps(dict(
-            images_per_second=speed, slots=slots, hours=sum(hours) / slots,
-            runs=[dict(_as_json(state), hours=each)
-                  for state, each in zip(states, hours)]), indent=1))
+        print(json.dumps(dict(images_per_second=speed, slots=slots,
+                              hours=hours, runs=runs), indent=1))
         return 0
-    for state, each in zip(states, hours):
-        print(f"{state.state:9} {_time(3600 * each):>9}  {state.job.name}")
-    left = sum(state.state != "done" for state in states)
-    print(f"{len(states)} run{'s' * (len(states) > 1)}, {left} to do: about "
-          f"{_time(3600 * sum(hours) / slots)} with {slots} at a time, "
-          f"at {speed:.0f} images/s each as measured now on this machine")
+    for run in runs: print(
+        f"{run['state']:9} {_time(3600 * run['hours']):>9}  {run['name']}")
+    left = sum(run["state"] != "done" for run in runs)
+    print(f"{len(runs)} run{'s' * (len(runs) > 1)}, {left} to do: about "
+          f"{_time(3600 * hours)} with {slots} at a time, at {speed:.0f} "
+          "images/s each as measured now on this machine"
+          + _bfloat16_gain(jobs[0].config, options.threads or 1, speed))
     return 0
 
 # %% ../../nbs/run/08_cli.ipynb #5dc594ef
-def _work_left(state: State, results: Path, data: Optional[str]) -> float:
-    "What is left of a job, in training images"
-    if state.state in ("done", "failed"): return 0.0
-    progress = progress_of(state.job.name, results)
-    done = progress.get("epoch", 0) / state.job.config.epochs
-    return (1 - done) * cost(state.job.config, data)
+def _work_left(job: Job, results: Path, data) -> float:
+    "What is left of a job that has not ended, in training images"
+    done = progress_of(job.name, results).get("epoch", 0) / job.config.epochs
+    return (1 - done) * cost(job.config, data)
 
 def _time(seconds: float) -> str:
     "A time span as people write it"
@@ -229,59 +226,59 @@ def _time(seconds: float) -> str:
     if seconds < 48 * 3600: return f"{seconds / 3600:.1f} h"
     return f"{seconds / 86400:.1f} days"
 
+# %% ../../nbs/run/08_cli.ipynb #0c311faf
+def _bfloat16_gain(config: Config, threads: int, speed: float) -> str:
+    "A line on how much faster `precision=bfloat16` is on this processor"
+    on_cpu = pick_device(config.device).type == "cpu"
+    if config.precision != "float32" or not on_cpu or not native_bfloat16():
+        return ""
+    half = measure_speed(replace(config, precision="bfloat16"), threads, 1)
+    return (f"\nprecision=bfloat16: {half:.0f} images/s, {half / speed:.1f} "
+            "times as fast")
+
 # %% ../../nbs/run/08_cli.ipynb #5ed41270
-class _Screen:
-    "The live table, or plain lines"
-    def __init__(self, results: Path, data: Optional[str]) -> None:
-        self.results, self.data = results, data
-        self.console = Console(stderr=True, highlight=False)
-        self.live = Live(console=self.console, auto_refresh=False)
-        self.begin: Optional[tuple[float, float]] = None  # time, work
-        self.drawn, self.left = 0.0, ""  # when, and what was left then
+@contextlib.contextmanager
+def _shown(sweep: Sweep):
+    "Print a line for each event and, on a terminal, keep a live table"
+    console = Console(stderr=True, highlight=False, markup=False)
+    begin = time.time(), _work(sweep)
+    def show(changed: State) -> None:
+        if changed.state != "running" or not console.is_terminal:
+            console.print(_line(sweep, changed, begin), soft_wrap=True)
+    sweep.on_change = show
+    live = Live(console=console, refresh_per_second=1,
+                get_renderable=lambda: _table(sweep, begin))
+    with live if console.is_terminal else contextlib.nullcontext(): yield
 
-    def __enter__(self) -> _Screen:
-        if self.console.is_terminal: self.live.start()
-        return self
-
-    def __exit__(self, *error) -> None: self.live.stop()
-
-    def on_change(self, sweep: Sweep, changed: Optional[State]) -> None:
-        "Show that a job has changed, or that time has passed"
-        if not changed and time.time() - self.drawn < 1: return
-        self.drawn, self.left = time.time(), _left(self, sweep)
-        if not self.console.is_terminal:
-            if changed: print(_line(self, sweep, changed), file=sys.stderr,
-                              flush=True)
-            return
-        if changed and (changed.state in ("done", "failed") or changed.reason):
-            self.console.print(escape(_line(self, sweep, changed)),
-                               soft_wrap=True)
-        self.live.update(_table(self, sweep), refresh=True)
-
-# %% ../../nbs/run/08_cli.ipynb #551dbc6f
-def _left(screen: _Screen, sweep: Sweep) -> str:
-    "The time left at the speed since the start"
-    work = sum(_work_left(state, screen.results, screen.data)
-               for state in sweep.states.values())
-    now = time.time()
-    screen.begin = screen.begin or (now, work)
-    done, seconds = screen.begin[1] - work, now - screen.begin[0]
-    return f", {_time(work / done * seconds)} left" \
-        if work and done > 0 else ""
-
-def _line(screen: _Screen, sweep: Sweep, state: State) -> str:
+def _line(sweep: Sweep, state: State, begin: tuple[float, float]) -> str:
     "An event, as a line"
-    name = state.job.name
-    text = (f"{time.strftime('%H:%M:%S')} [{sweep.counts()['done']}/"
-            f"{len(sweep.states)}{screen.left}] {state.state} {name}")
-    if state.state == "done": text += f": {_in_words(name, screen.results)}"
+    states = sweep.states.values()
+    done = sum(each.state == "done" for each in states)
+    text = (f"{time.strftime('%H:%M:%S')} [{done}/{len(states)}"
+            f"{_left(sweep, begin)}] {state.state} {state.job.name}")
+    if state.state == "done":
+        text += f": {_in_words(state.job.name, sweep.results)}"
     return f"{text}: {state.reason}" if state.reason else text
 
-# %% ../../nbs/run/08_cli.ipynb #f5265fd3
+# %% ../../nbs/run/08_cli.ipynb #551dbc6f
+def _work(sweep: Sweep) -> float:
+    "What is left of a sweep, in training images"
+    return sum(_work_left(state.job, sweep.results, sweep.data)
+               for state in sweep.states.values()
+               if state.state not in ("done", "failed"))
+
+def _left(sweep: Sweep, begin: tuple[float, float]) -> str:
+    "The time left at the speed since a time when so much work was left"
+    work, seconds = _work(sweep), time.time() - begin[0]
+    if work == 0 or work >= begin[1]: return ""
+    return f", {_time(work / (begin[1] - work) * seconds)} left"
+
 def _in_words(name: str, results: Path) -> str:
     "What came out of a run"
-    try: record = read_record(Files(name, results).record)
-    except RecordError as error: return str(error)
+    try:
+        record = read_record(Files(name, results).record)
+    except RecordError as error:
+        return str(error)
     if record["diverged"]: return f"diverged in epoch {record['diverged']}"
     last, chosen = (record["readings"][w] for w in ("last", "selected"))
     text = f"test {100 * last['test_accuracy']:.2f}% at the last epoch"
@@ -290,21 +287,20 @@ def _in_words(name: str, results: Path) -> str:
     return text
 
 # %% ../../nbs/run/08_cli.ipynb #7d062a22
-def _table(screen: _Screen, sweep: Sweep) -> Table:
+def _table(sweep: Sweep, begin: tuple[float, float]) -> Table:
     "How everything stands, with a row for each run under way"
-    counts = ", ".join(f"{n} {word}" for word, n in sweep.counts().items()
-                       if n)
-    table = Table(title=counts + screen.left, title_justify="left", box=None)
-    for column in ("run", "epoch", "test", "left"): table.add_column(column)
-    for state in sweep.states.values():
-        if state.state in ("running", "elsewhere"): table.add_row(
-            state.job.name, *_how_far(state.job.name, screen.results))
+    counts = Counter(state.state for state in sweep.states.values())
+    title = ", ".join(f"{n} {word}" for word, n in sorted(counts.items()))
+    table = Table("run", "epoch", "test", "left", title_justify="left",
+                  title=title + _left(sweep, begin), box=None)
+    for name, state in sweep.states.items():
+        if state.state in ("running", "elsewhere"):
+            table.add_row(name, *_how_far(progress_of(name, sweep.results)))
     table.show_header = table.row_count > 0
     return table
 
-def _how_far(name: str, results: Path) -> tuple[str, str, str]:
+def _how_far(progress: dict[str, Any]) -> tuple[str, str, str]:
     "The epoch, the accuracy and the time left of a run"
-    progress = progress_of(name, results)
     if not progress: return "starting", "", ""
     accuracy, epoch = progress["test_accuracy"], progress["epoch"]
     return (f"{epoch}/{progress['epochs']}",
@@ -317,51 +313,48 @@ def _command_status(options: argparse.Namespace) -> int:
     _read(options.results)  # says what is damaged
     results, report = results_folder(options.results), {}
     for scale in [options.preset] if options.preset else PLANS:
-        states = [job_status(job, results) for job in _plan(options, scale)]
-        if options.preset or any(s.state != "waiting" for s in states):
-            report[scale] = {s.job.name: (s.state, s.reason) for s in states}
-    asked = any((options.preset, options.dataset, options.loss, options.eta,
-                 options.noise, options.seeds, options.set))
-    planned = {name for runs in report.values() for name in runs}
-    report["other"] = {} if asked else {
-        name: run_status(name, results)
-        for name in sorted(_names(results) - planned)}
-    for runs in report.values(): runs.update({
-        name: ("running", reason) for name, (word, reason) in runs.items()
-        if word == "elsewhere"})
-    (_print_json if options.json else _print_report)(report, results)
+        runs = [_status(job.name, results) for job in _plan(options, scale)]
+        if options.preset or any(run["state"] != "waiting" for run in runs):
+            report[scale] = runs
+    asked = (options.preset, options.dataset, options.loss, options.eta,
+             options.noise, options.seeds, options.set)
+    planned = {run["name"] for runs in report.values() for run in runs}
+    report["other"] = [] if any(asked) else [
+        _status(name, results) for name in sorted(_names(results) - planned)]
+    if options.json: print(json.dumps(report, indent=1))
+    else: _print_report(report, results)
     return 0
 
+def _status(name: str, results: Path) -> dict[str, Any]:
+    "The state of a run, and how far it is"
+    word, reason = job_status(name, results)
+    return dict(name=name, reason=reason or None,
+                state="running" if word == "elsewhere" else word,
+                **progress_of(name, results))
+
+# %% ../../nbs/run/08_cli.ipynb #63717413
 def _names(results: Path) -> set[str]:
     "All runs that have left something in a folder of results"
     files = [*results.glob("records/*.json"), *results.glob("work/*.progress"),
              *results.glob("work/*.failed"), *results.glob("work/*.pt")]
     return {path.stem for path in files}
 
-# %% ../../nbs/run/08_cli.ipynb #63717413
-def _print_json(report: dict, results: Path) -> None:
-    "The status for a program"
-    print(json.dumps({scale: [
-        dict(name=name, state=word, reason=reason or None,
-             **progress_of(name, results))
-        for name, (word, reason) in runs.items()]
-        for scale, runs in report.items()}, indent=1))
-
-def _print_report(report: dict, results: Path) -> None:
+def _print_report(report: dict[str, list], results: Path) -> None:
     "The status for a person"
     for scale, runs in report.items():
-        words = [word for word, _ in runs.values()]
-        if words: print(f"{scale}: {len(words)} run{'s' * (len(words) > 1)}: "
-                        + ", ".join(f"{words.count(word)} {word}" for word in (
-                            "done", "running", "failed", "waiting")))
-        for name, (word, reason) in runs.items():
-            if word == "running":
-                epoch, accuracy, left = _how_far(name, results)
-                print(f"  running {name}: epoch {epoch}"
+        counts = Counter(run["state"] for run in runs)
+        if runs: print(f"{scale}: {len(runs)} run{'s' * (len(runs) > 1)}: "
+                       + ", ".join(f"{counts[word]} {word}" for word in (
+                           "done", "running", "failed", "waiting")))
+        for run in runs:
+            if run["state"] == "running":
+                epoch, accuracy, left = _how_far(progress_of(
+                    run["name"], results))
+                print(f"  running {run['name']}: epoch {epoch}"
                       + (f", test {accuracy}, {left} left" if left else ""))
-            if word == "failed":
-                print(f"  failed  {name}: {reason}\n"
-                      f"          log: {Files(name, results).log}")
+            if run["state"] == "failed":
+                print(f"  failed  {run['name']}: {run['reason']}\n"
+                      f"          log: {Files(run['name'], results).log}")
     if not any(report.values()): print(
         f"nothing has been run in {results}; tce sweep --help says how")
 
@@ -389,57 +382,53 @@ def _read(results: Optional[str]) -> pd.DataFrame:
 # %% ../../nbs/run/08_cli.ipynb #f814e817
 def _only(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     "The runs that the options ask for"
-    if options.preset: frame = frame[frame.scale == options.preset]
-    for eta in options.eta or ():
-        if not 0 <= eta <= 1: refuse(ValueError, "eta", str(eta),
-                                     "a number from 0 to 1")
-    if options.eta: frame = frame[frame.eta.isin(options.eta)]
+    for eta in options.eta or (): Config(eta=eta)  # refuses what is none
     for word in options.dataset or (): check_dataset(word)
-    if options.dataset: frame = frame[frame.dataset.map(
-        lambda name: Path(name).stem).isin(
-            [Path(word).stem for word in options.dataset])]
-    for word in map(bare_noise, options.noise or ()):
-        if word not in NOISES and ":" not in word: raise ValueError(
-            unknown("noise", word, [*NOISES, *NOISE_FILES.values()]))
-    if options.noise: frame = frame[frame.noise.isin(
-        [*map(bare_noise, options.noise)])]
-    if options.loss:
-        words = [bare_loss(word) if loss_file(word) else _word(word)
-                 for word in options.loss]
-        frame = frame[[any(map(_is(method), words))
-                       for method in frame.method]]
+    for word in options.noise or (): check_noise_name(word)
+    losses = [bare_loss(word) if loss_file(word) else method_word(word)
+              for word in options.loss or ()]
+    asked = dict(
+        scale=[options.preset] if options.preset else [], eta=options.eta,
+        dataset=[Path(word).stem for word in options.dataset or ()],
+        noise=[bare_noise(word) for word in options.noise or ()])
+    for name, values in asked.items():
+        column = frame[name]
+        if name == "dataset": column = column.map(lambda word: Path(word).stem)
+        if values: frame = frame[column.isin(values)]
+    if losses: frame = frame[frame.method.map(lambda method: any(
+        _is(method, word) for word in losses)).astype(bool)]
     return frame
 
-def _is(method: str):
+def _is(method: str, word: str) -> bool:
     "Whether a word asks for a loss of a table; `tce` for all exponents"
     bare = method.partition("@")[0]  # without the version of a file
-    return lambda word: bare == word or \
-        has_alpha(word) and bare.startswith(f"{word}:")
+    return bare == word or has_alpha(word) and bare.startswith(f"{word}:")
 
 # %% ../../nbs/run/08_cli.ipynb #a3f2fae3
 def _tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     "The tables of all data sets and scales, by title"
     tables = {}
-    across = [name for name in CELL if name not in ("method", "eta")]
-    for key, group in frame.groupby(across):
-        about = dict(zip(across, key))
-        made_on = {device for devices in group.made_on
-                   for device in devices.split("+")}
-        version, changes = about["version"], group.changes.iloc[0]
-        title = (
-            about["dataset"] + (version and f" ({version})")
-            + ", {scale}: {trained_on:,} training and {tested_on:,} test "
-            "images, {epochs} epochs, {noise}, on ".format(**about)
-            + "+".join(sorted(made_on)) + f", recipe {about['recipe']}"
-            + (changes and f" ({changes})"))
-        texts = [_result(row) for _, row in group.iterrows()]
-        table = group.assign(text=texts).pivot(
+    for _, group in frame.groupby([
+            name for name in CELL if name not in ("method", "eta")]):
+        table = group.assign(text=group.apply(_result, axis=1)).pivot(
             index="method", columns="eta", values="text").fillna("")
-        order = sorted(table.index, key=lambda m: (
-            METHODS.index(m) if m in METHODS else len(METHODS), m))
-        tables[title] = table.loc[order].rename_axis(None)
+        known = [method for method in METHODS if method in table.index]
+        others = sorted({*table.index} - {*known})
+        table.columns = [f"eta {eta:g}" for eta in table.columns]
+        tables[_title(group)] = table.loc[known + others].rename_axis(None)
     return tables
 
+def _title(group: pd.DataFrame) -> str:
+    "What the runs of a table have in common"
+    one = group.iloc[0]
+    made_on = {name for names in group.made_on for name in names.split("+")}
+    return (
+        one.dataset + (one.version and f" ({one.version})") + f", {one.scale}"
+        f": {one.trained_on:,} training and {one.tested_on:,} test images, "
+        f"{one.epochs} epochs, {one.noise}, on {'+'.join(sorted(made_on))}, "
+        f"recipe {one.recipe}" + (one.changes and f" ({one.changes})"))
+
+# %% ../../nbs/run/08_cli.ipynb #a3f2fae4
 def _result(cell: pd.Series) -> str:
     "Mean, spread and runs of a cell, and how many of them diverged"
     lost = f"{cell['diverged']} diverged" if cell["diverged"] else ""
@@ -448,7 +437,6 @@ def _result(cell: pd.Series) -> str:
     return (f"{100 * cell['mean']:.2f}{spread} ({cell['n']})"
             + (lost and f", {lost}"))
 
-# %% ../../nbs/run/08_cli.ipynb #8cf8545b
 def _print_tables(tables: dict[str, pd.DataFrame], options) -> None:
     "The tables for a person"
     if not tables: print("no runs are recorded here for this choice; "
@@ -457,26 +445,20 @@ def _print_tables(tables: dict[str, pd.DataFrame], options) -> None:
                 "mean ± standard deviation (runs); - where no hold-out run "
                 "has selected one yet (see --reading)\n")
     for title, table in tables.items():
-        print(f"{title}\n\n{_aligned(table, options.markdown)}\n")
+        text = _markdown(table) if options.markdown else table.to_string()
+        print(f"{title}\n\n{text}\n")
 
-def _aligned(table: pd.DataFrame, markdown: bool) -> str:
-    "A table in aligned columns"
-    rows = [["", *(f"eta {eta:g}" for eta in table.columns)],
-            *([name, *row] for name, row in zip(
-                table.index, table.values.tolist()))]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [[text.ljust(width) for text, width in zip(row, widths)]
-             for row in rows]
-    if not markdown:
-        return "\n".join("  ".join(line).rstrip() for line in lines)
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _markdown(table: pd.DataFrame) -> str:
+    "A table in Markdown"
+    rows = [["", *table.columns], ["---"] * (len(table.columns) + 1),
+            *([name, *row] for name, row in zip(table.index, table.values))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 # %% ../../nbs/run/08_cli.ipynb #ab20db88
 class _Parser(argparse.ArgumentParser):
     "A parser that takes no abbreviations"
-    def __init__(self, **options): super().__init__(
-        **{**options, "allow_abbrev": False})
+    def __init__(self, **options):
+        super().__init__(**{**options, "allow_abbrev": False})
 
     def parse_known_args(self, *arguments):
         "Each verb refuses what it does not know"
@@ -491,29 +473,29 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n"
                      f"Try '{self.prog} --help'.\n")
 
-# %% ../../nbs/run/08_cli.ipynb #7dd95ee5
-def _number(kind, least: Optional[float] = None):
-    "What reads a finite number, above `least`, and refuses others"
-    what = f"a {'whole' if kind is int else 'finite'} number" + (
-        "" if least is None else " above 0" if least == 0 else " from 0 on")
-    def number(text: str):
-        try: value = kind(text)
-        except ValueError: value = math.nan
-        if not math.isfinite(value) or least is not None and value <= least:
-            raise argparse.ArgumentTypeError(f"got {text!r}, expected {what}")
-        return value
-    return number
-
-def _folder(text: str) -> str:
-    "The absolute path of a folder, which need not be there yet"
-    try: path = Path(text).expanduser().absolute()
-    except RuntimeError: path = None  # no such user
-    if not text or path is None or path.exists() and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a folder")
-    return str(path)
-
 # %% ../../nbs/run/08_cli.ipynb #4368a094
-_KINDS = ", ".join([*NOISES, *NOISE_FILES.values()])
+def _field_option(parser, field: Field) -> None:
+    "The option for a field of `Config`"
+    kind, _ = field_types()[field.name]
+    how: dict[type, dict[str, Any]] = {
+        bool: dict(action=argparse.BooleanOptionalAction),
+        str: dict(metavar="NAME"), int: dict(type=int, metavar="N"),
+        float: dict(type=float, metavar="X")}
+    default = "" if field.default is None else f" (default: {field.default})"
+    parser.add_argument(
+        f"--{field.name.replace('_', '-')}", default=None, **how[kind],
+        help=field.metadata["help"].replace("%", "%%") + default)
+
+def _positive(kind: type):
+    "What reads a number above 0 and refuses others"
+    def read(text: str):
+        number = kind(text)
+        if not 0 < number < math.inf: raise ValueError(text)
+        return number
+    read.__name__ = f"positive {kind.__name__}"  # for the parser's message
+    return read
+
+# %% ../../nbs/run/08_cli.ipynb #4368a097
 _WORDS = ", ".join(dict.fromkeys([*METHODS, *LOSSES]))
 
 def _run_options(parser) -> None:
@@ -521,24 +503,17 @@ def _run_options(parser) -> None:
     parser.add_argument("--preset", choices=PRESETS, help="scale (default: "
                         "smoke for the embedded digits, short for other data)")
     for field in fields(Config):
-        if field.name in ("loss", "hold_out", "milestones"): continue
-        kind = field_types()[field.name][0]
-        text = field.metadata.get("help", "") + (
-            "" if field.default is None else f" (default: {field.default})")
-        how: dict[str, Any] = dict(action=argparse.BooleanOptionalAction) \
-            if kind is bool else dict(metavar="NAME") if kind is str else \
-            dict(type=_number(kind), metavar="N" if kind is int else "X")
-        parser.add_argument("--" + field.name.replace("_", "-"), **how,
-                            default=None, help=text.replace("%", "%%"))
+        if field.name not in ("loss", "hold_out", "milestones"):
+            _field_option(parser, field)
     parser.add_argument("--loss", default="tce", metavar="LOSS",
                         help=f"one of {_WORDS}; or FILE.py:NAME for one of "
                         "your own (default: tce with --alpha)")
     parser.add_argument("--milestones", type=int, nargs="*", metavar="EPOCH",
                         help="epochs in which the learning rate falls")
-    parser.add_argument("--hold-out", nargs="?", const="preset", type=lambda
-                        text: text if text == "preset" else _number(float)(
-                            text), metavar="SIZE", help="images held out, or "
-                        "below 1 their share; without SIZE the preset's")
+    parser.add_argument(
+        "--hold-out", nargs="?", const=True, type=float, metavar="SIZE",
+        help="images held out, or below 1 their share; without SIZE the "
+        "preset's")
     parser.add_argument("--rerun", action="store_true", help="train again "
                         "and replace the record when that has succeeded")
     _place_options(parser)
@@ -549,15 +524,15 @@ _SEVERAL: dict[str, Any] = dict(nargs="+", action="extend")
 
 def _which_options(parser) -> None:
     "Data sets, losses and noise"
-    parser.add_argument("--dataset", metavar="NAME", **_SEVERAL,
-                        help=f"of {', '.join(SIZES)}, or an .npz file")
-    parser.add_argument("--loss", metavar="LOSS", **_SEVERAL,
-                        help=f"of {_WORDS}; tce: all exponents; or "
-                        "FILE.py:NAME for one of your own")
-    parser.add_argument("--eta", type=_number(float), metavar="ETA",
-                        **_SEVERAL, help="noise ratios, from 0 to 1")
-    parser.add_argument("--noise", metavar="KIND", **_SEVERAL,
-                        help=f"of {_KINDS}")
+    kinds = ", ".join([*NOISES, *NOISE_FILES.values()])
+    def add(name, help, **how):
+        parser.add_argument(name, help=help, **_SEVERAL, **how)
+    add("--dataset", f"of {', '.join(SIZES)}, or an .npz file", metavar="NAME")
+    add("--loss", f"of {_WORDS}; tce: all exponents; or FILE.py:NAME for one "
+        "of your own", metavar="LOSS")
+    add("--eta", "noise ratios, from 0 to 1", type=float,
+        metavar="ETA")
+    add("--noise", f"of {kinds}", metavar="KIND")
 
 def _plan_options(parser, required: bool) -> None:
     "Which part of a plan"
@@ -571,13 +546,20 @@ def _plan_options(parser, required: bool) -> None:
                         "epochs=10 lr=0.05")
 
 # %% ../../nbs/run/08_cli.ipynb #29ed0b81
+def _folder(text: str) -> str:
+    "The absolute path of a folder, which need not be there yet"
+    path = os.path.expanduser(text)
+    if not path or path[0] == "~" or os.path.isfile(path):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a folder")
+    return os.path.abspath(path)
+
 def _place_options(parser) -> None:
     "How runs go on this machine"
-    def add(name, text, **how): parser.add_argument(name, help=text, **how)
+    def add(name, help, **how): parser.add_argument(name, help=help, **how)
     add("--threads", "for each run (default: 1); changes the last digits",
-        type=_number(int, 0), metavar="N")
+        type=_positive(int), metavar="N")
     add("--limit", "end a run that takes longer (default: 24)",
-        type=_number(float, 0), default=24, metavar="HOURS")
+        type=_positive(float), default=24, metavar="HOURS")
     add("--data", "folder of data sets (default: TCE_DATA, or the user's "
         "cache)", type=_folder, metavar="DIR")
     add("--dry-run", "list the runs and what they would cost; start nothing",
@@ -585,21 +567,22 @@ def _place_options(parser) -> None:
     add("--json", "print the outcome, or the plan, as JSON",
         action="store_true")
 
+# %% ../../nbs/run/08_cli.ipynb #29ed0b82
 def _sweep_options(parser) -> None:
     "Which part of a plan, and where it runs"
     _plan_options(parser, required=True)
-    def add(name, text, where=parser, **how):
-        where.add_argument(name, help=text, **{"metavar": "N", **how})
+    def add(name, help, where=parser, **how):
+        where.add_argument(name, help=help, **{"metavar": "N", **how})
     add("--workers", "runs at a time (default: cores, or GPUs)",
-        type=_number(int, 0))
-    add("--runs-per-gpu", "(default: 1)", type=_number(int, 0))
+        type=_positive(int))
+    add("--runs-per-gpu", "(default: 1)", type=_positive(int))
     _place_options(parser)
     ray = parser.add_argument_group("on a Ray cluster")
     add("--ray", "auto, host:port, ray://host:port, or local for a cluster "
         "of its own", ray, metavar="ADDRESS")
-    add("--cpus-per-run", "(default: 1)", ray, type=_number(float, 0))
-    add("--gpus-per-run", "a fraction shares a device", ray,
-        type=_number(float, -1e-9))
+    add("--cpus-per-run", "(default: 1)", ray, type=_positive(float))
+    add("--gpus-per-run", "a fraction shares a device (default: no GPU)", ray,
+        type=_positive(float))
     add("--checkpoints", "a folder that all nodes share", ray,
         metavar="DIR", type=_folder)
 
@@ -675,7 +658,8 @@ def main(
     "Run the `tce` command and return its exit code"
     options = make_parser().parse_args(arguments)
     if getattr(options, "data", None): os.environ["TCE_DATA"] = options.data
-    try: return _COMMANDS[options.verb](options)
+    try:
+        return _COMMANDS[options.verb](options)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -23,21 +23,20 @@ from .train import check_look_alikes
 __all__ = ['PLANS', 'Block', 'Job', 'plan']
 
 # %% ../../nbs/run/06_plan.ipynb #7aa4120a
-PAIR = ("ce", "tce:1.5")  # the comparison that matters most
-SIX = (*PAIR, "mse", "tce:0.5", "tce:1", "tce:2")
 METHODS = ("ce", "mse", "mae", "tce:0.5", "tce:1", "tce:1.5", "tce:2")
 TAMED = METHODS[3:]
 ETAS = {"cifar100": (0.4, 0.8, 0.0, 0.6, 0.2), "cifar10": (0.4, 0.8, 0.0),
         "svhn": (0.4, 0.8, 0.0), "mnist": (0.4, 0.8, 0.0)}
-
-# %% ../../nbs/run/06_plan.ipynb #b93d84ec
 HOLD_OUT = {"paper": 5000, "digits": 0.1, "smoke": 0.1}  # of seed 0
 
 # %% ../../nbs/run/06_plan.ipynb #41e42bc6
+PAIR = ("ce", "tce:1.5")  # the comparison that matters most
+SIX = (*PAIR, "mse", "tce:0.5", "tce:1", "tce:2")
 ROBUST = ("gce", "sce", "nce_rce", "nce_mae", "phuber", "taylor",
           "bitempered", "focal", "js", "smoothing", "bootstrap_soft",
           "bootstrap_hard", "forward")
 OTHER_NOISES = ("pair_flip", "class_dependent", "instance_dependent")
+C10, C100 = ("cifar10",), ("cifar100",)
 
 # %% ../../nbs/run/06_plan.ipynb #c55d3fb3
 @dataclass(frozen=True)
@@ -48,9 +47,7 @@ class Block:
     losses: tuple[str, ...]  # as `parse_method` takes them
     seeds: tuple[int, ...]
     noises: tuple[str, ...] = (Config.noise,)
-
-# %% ../../nbs/run/06_plan.ipynb #c55d3fb4
-C10, C100 = ("cifar10",), ("cifar100",)
+    lrs: tuple[Optional[float], ...] = (None,)  # None: the preset's
 
 # %% ../../nbs/run/06_plan.ipynb #45cbe152
 PLANS: dict[str, tuple[Block, ...]] = {
@@ -66,6 +63,10 @@ PLANS["few"] = (
     Block(C10, (0.4,), ROBUST, (1, 2)),
     Block(C10, (0.4,), PAIR, (1, 2), OTHER_NOISES),
     Block(C10, (0.4, 0.8, 0.0), ("ntce:1.5",), (1, 2)),
+    Block(C10, (0.4,), (*PAIR, *ROBUST), (1, 2), lrs=(0.01,)),
+    Block(C10, (0.4,), ("ce",), (1, 2), lrs=(0.03,)),
+    Block(C10, (0.4,), ("tce:2", "ce", "ntce:1.5", "tce:1.5"), (1, 2),
+          lrs=(0.3,)),
 )
 
 # %% ../../nbs/run/06_plan.ipynb #5964104b
@@ -81,6 +82,8 @@ PLANS["short"] = (
     Block(("svhn",), ETAS["svhn"], METHODS, (1,)),
     Block(C10, (0.4, 0.8, 0.0), ("ntce:1.5",), (1,)),
     Block(C100, (0.4, 0.8, 0.0), ("ntce:1.5",), (1,)),
+    Block((*C100, *C10), (0.4,), ("ce", "ntce:1.5", "tce:1.5"), (1,),
+          lrs=(0.3,)),
 )
 
 # %% ../../nbs/run/06_plan.ipynb #16319806
@@ -103,20 +106,33 @@ def parse_method(
         return dict(loss=str(word))
     loss, colon, alpha = str(word).lower().partition(":")
     if loss not in LOSSES or colon and not has_alpha(loss):
-        raise ValueError(unknown("loss", word, dict.fromkeys(
-            [*METHODS, *LOSSES, "FILE.py:NAME"])))
-    if not colon: return dict(loss=loss)
-    try: return dict(loss=loss, alpha=float(alpha))
-    except ValueError: refuse(
-        ValueError, "loss", repr(word), f"a number after {loss}:")
+        known = dict.fromkeys([*METHODS, *LOSSES, "FILE.py:NAME"])
+        raise ValueError(unknown("loss", word, known))
+    if not colon:
+        return dict(loss=loss)
+    try:
+        return dict(loss=loss, alpha=float(alpha))
+    except ValueError:
+        refuse(ValueError, "loss", repr(word), f"a number after {loss}:")
+
+# %% ../../nbs/run/06_plan.ipynb #f84b55b5
+def method_word(
+    method: str,  # as `parse_method` takes it
+) -> str:
+    "Return a loss as tables write it: `tce:1.0` is `tce:1`"
+    fields = parse_method(method)
+    return loss_name(**fields) if "alpha" in fields else fields["loss"]
 
 def expand_tce(
     methods: Iterable[str],  # as `parse_method` takes them
 ) -> list[str]:
     "Return these losses, `tce` alone replaced by all its exponents"
-    return [each for word in methods for each in (
-        [f"{word}:{method[4:]}" for method in TAMED]
-        if has_alpha(word) else [word])]
+    alphas = [method.removeprefix("tce:") for method in TAMED]
+    expanded = []
+    for word in methods:
+        expanded += [f"{word}:{alpha}" for alpha in alphas] \
+            if has_alpha(word) else [word]
+    return expanded
 
 # %% ../../nbs/run/06_plan.ipynb #5d6746c2
 @dataclass(frozen=True)
@@ -125,7 +141,9 @@ class Job:
     config: Config
     needs: Optional[str] = None  # name of the cell's hold-out run
     rerun: bool = False          # train again where there is a record
-    def __post_init__(self) -> None: check_look_alikes(self.config)
+
+    def __post_init__(self) -> None:
+        check_look_alikes(self.config)
 
     @functools.cached_property
     def name(self) -> str:
@@ -140,46 +158,50 @@ class _Run(NamedTuple):
     noise: str
     loss: str
     seed: int
+    lr: Optional[float] = None
 
 def _jobs(scale: str, run: _Run, changes: dict) -> list[Job]:
     "The job of a run, after that of the hold-out run that it needs"
-    held = {"hold_out": HOLD_OUT[scale]} if scale in HOLD_OUT else {}
-    config = preset(scale, **{
-        **held, **run._asdict(), **parse_method(run.loss), **changes})
-    if not config.hold_out: refuse(
-        ValueError, "hold_out", "0", "images or a share of them: a sweep "
-        "reads its runs at the best epoch on images held out")
-    if not held: return [Job(config)]
+    chosen = {**run._asdict(), **parse_method(run.loss)}
+    if run.lr is None: del chosen["lr"]
+    if scale in HOLD_OUT: chosen["hold_out"] = HOLD_OUT[scale]
+    config = preset(scale, **{**chosen, **changes})
+    if not config.hold_out:
+        refuse(ValueError, "hold_out", "0", "images or a share of them: a "
+               "sweep reads its runs at the best epoch on images held out")
+    if scale not in HOLD_OUT: return [Job(config)]
     first = Job(replace(config, seed=0))
     if run.seed == 0: return [first]
-    return [first, Job(replace(config, hold_out=0), first.name)]
+    return [first, Job(replace(config, hold_out=0), needs=first.name)]
 
 # %% ../../nbs/run/06_plan.ipynb #06e4be82
 def _runs(scale: str) -> list[_Run]:
     "All runs of a preset's table, in order"
     return [
-        _Run(dataset, eta, noise, loss, seed) for block in PLANS[scale]
-        for eta, seed, dataset, noise, loss in itertools.product(
-            block.etas, block.seeds, block.datasets, block.noises,
+        _Run(dataset, eta, noise, loss, seed, lr) for block in PLANS[scale]
+        for eta, seed, dataset, noise, lr, loss in itertools.product(
+            block.etas, block.seeds, block.datasets, block.noises, block.lrs,
             block.losses)]
 
 def _pick(runs: list[_Run], asked: dict[str, list]) -> list[_Run]:
     "The runs asked for; what no run has takes the place of what they have"
+    def words(run): return tuple(getattr(run, name) for name in asked)
     wanted = [*itertools.product(*asked.values())]
-    def of(run): return tuple(getattr(run, name) for name in asked)
-    known = set(map(of, runs))
-    new = [dict(zip(asked, words)) for words in wanted if words not in known]
-    for words in new:
-        if noise_file(words.get("noise", "")): words.setdefault("eta", 1.0)
-    return [run for run in runs if of(run) in wanted] + [
-        run._replace(**words) for run in runs for words in new
-        if run.noise == Config.noise]
+    known = {words(run) for run in runs}
+    new = [dict(zip(asked, each)) for each in wanted if each not in known]
+    for changes in new:
+        if noise_file(changes.get("noise", "")):
+            changes.setdefault("eta", 1.0)
+    usual = [run for run in runs
+             if run.noise == Config.noise and run.lr is None]
+    return [run for run in runs if words(run) in wanted] + [
+        run._replace(**changes) for run in usual for changes in new]
 
 # %% ../../nbs/run/06_plan.ipynb #7bee09ed
 def plan(
     scale: str,                                # a preset
     datasets: Optional[Sequence[str]] = None,  # default: the preset's
-    methods: Optional[Sequence[str]] = None,   # `tce` alone: all exponents
+    methods: Optional[Iterable[str]] = None,   # `tce` alone: all exponents
     etas: Optional[Sequence[float]] = None,
     seeds: Optional[int] = None,             # 1 to this; default: the plan's
     noises: Optional[Sequence[str]] = None,  # kinds of noise
@@ -189,14 +211,12 @@ def plan(
     if scale not in PLANS: raise ValueError(unknown("preset", scale, PLANS))
     if seeds is not None and (type(seeds) is not int or seeds < 1):
         refuse(ValueError, "seeds", repr(seeds), "an int >= 1")
-    given = dict(dataset=datasets, loss=methods and map(_word, expand_tce(
-        methods)), eta=etas, noise=noises)
-    asked = {name: [*values] for name, values in given.items() if values}
-    for name in asked.get("dataset", ()): check_dataset(name)
-    runs = _pick(_runs(scale), asked)
-    if seeds: runs = [run for run in runs if run.seed <= seeds] + [
-        run._replace(seed=seed) for seed in range(1, seeds + 1)
-        for run in runs if run.seed]
+    for name in datasets or (): check_dataset(name)
+    losses = [method_word(word) for word in expand_tce(methods or ())]
+    given = dict(dataset=datasets, loss=losses, eta=etas, noise=noises)
+    runs = _pick(_runs(scale), {
+        name: [*values] for name, values in given.items() if values})
+    if seeds: runs = _with_seeds(runs, seeds)
     jobs = [job for run in dict.fromkeys(runs)
             for job in _jobs(scale, run, changes)]
     return [*{job.name: job for job in jobs}.values()]
@@ -206,13 +226,15 @@ def check_dataset(
     name: str,  # of a data set, or the path of a file
 ) -> None:
     "Raise an error if this is no data set"
-    if name not in SIZES and not str(name).endswith(".npz"): raise ValueError(
-        unknown("dataset", name, [*SIZES, "the path of an .npz file"]))
+    if name not in SIZES and not str(name).endswith(".npz"):
+        known = [*SIZES, "the path of an .npz file"]
+        raise ValueError(unknown("dataset", name, known))
 
-def _word(method: str) -> str:
-    "A loss as tables write it: `tce:1.0` is `tce:1`"
-    fields = parse_method(method)
-    return loss_name(**fields) if "alpha" in fields else fields["loss"]
+def _with_seeds(runs: list[_Run], seeds: int) -> list[_Run]:
+    "These runs, with seeds from 1 to this number"
+    more = [run._replace(seed=seed) for seed in range(1, seeds + 1)
+            for run in runs if run.seed]
+    return [run for run in runs if run.seed <= seeds] + more
 
 # %% ../../nbs/run/06_plan.ipynb #ce1517fc
 def cost(
@@ -234,12 +256,13 @@ def image_counts(
     own = config.dataset.endswith(".npz")
     path = Path(config.dataset) if own \
         else data_root(data)/f"{config.dataset}.npz"
-    *sizes, classes = _count(path) if own or path.exists() else (
-        *SIZES[config.dataset], CLASSES.get(config.dataset, 10))
-    wanted = (config.train_per_class, config.test_per_class)
-    train, test = (size if n is None else min(size, n * classes)
-                   for size, n in zip(sizes, wanted))
-    return train, test
+    if own or path.exists():
+        train, test, classes = _count(path)
+    else:
+        train, test = SIZES[config.dataset]
+        classes = CLASSES.get(config.dataset, 10)
+    return (min(train, classes * (config.train_per_class or train)),
+            min(test, classes * (config.test_per_class or test)))
 
 @functools.lru_cache(maxsize=64)
 def _count(path: Path) -> tuple[int, ...]:

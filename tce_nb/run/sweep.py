@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -20,69 +19,79 @@ import tempfile
 import threading
 import time
 import traceback
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
 import torch
 from filelock import Timeout
 
-from ..arguments import refuse
-from ..noise import noise_file
-from ..registry import loss_file
+# %% auto #0
+__all__ = ['run_plan', 'Sweep', 'LocalPool', 'RayPool']
+
+# %% ../../nbs/run/07_sweep.ipynb #6a0ac643
 from .checkpoint import atomic_write
 from .config import Config, run_name, scale_of
 from .plan import PLANS, Job
 from .records import (
-    Files, find_selected, is_running, lock_of, recorded)
+    Files, find_selected, is_running, lock_of, recorded, results_folder)
 from .train import pick_device, prepare, train_epoch
 
-# %% auto #0
-__all__ = ['run_plan', 'Sweep', 'LocalPool', 'RayPool']
-
-# %% ../../nbs/run/07_sweep.ipynb #dda66afc
-STATES = ("done", "running", "elsewhere", "failed", "waiting")
-
-@dataclass
-class State:
-    "What a sweep knows of a job"
-    job: Job
-    state: str = "waiting"  # one of `STATES`
-    reason: str = ""
-    tries: int = 0
-
-# %% ../../nbs/run/07_sweep.ipynb #7a781d15
-def run_status(
+# %% ../../nbs/run/07_sweep.ipynb #12cd602b
+def progress_of(
     name: str,      # of a run
     results: Path,  # folder of results
-) -> tuple[str, str]:  # state, and the reason of a failure
-    "Return the state of a run, from the files alone"
-    if recorded(name, results): return "done", ""
-    if is_running(name, results): return "elsewhere", ""
-    left = _read_failure(Files(name, results))
-    return ("failed", left["reason"]) if left else ("waiting", "")
+) -> dict[str, Any]:
+    "Return epoch, accuracy and more of a run; empty before its first epoch"
+    return _read_json(Files(name, results).progress)
 
-def job_status(
-    job: Job,
-    results: Path,  # folder of results
-) -> State:
-    "Return the state of a job; one to be repeated waits, recorded or not"
-    word, reason = run_status(job.name, results)
-    if job.rerun and word == "done":
-        word = "elsewhere" if is_running(job.name, results) else "waiting"
-    return State(job, word, reason)
+def _read_json(path: Path) -> dict[str, Any]:
+    "What a small file says, if it is there and whole"
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
 
-# %% ../../nbs/run/07_sweep.ipynb #12cd602b
 def _write_failure(files: Files, reason: str, final: bool) -> None:
     "Leave the reason of a failure, and whether another try is no use"
     atomic_write(files.failure, json.dumps(dict(
         reason=reason, final=final)).encode())
 
-def _read_failure(files: Files) -> Optional[dict[str, Any]]:
-    "Return the reason that was left, if any"
-    try: return json.loads(files.failure.read_bytes())
-    except (OSError, ValueError): return None
+# %% ../../nbs/run/07_sweep.ipynb #dda66afc
+@dataclass
+class State:
+    "What a sweep knows of a job"
+    job: Job
+    state: str = "waiting"  # or running, done, failed, elsewhere
+    reason: str = ""
+    tries: int = 0
+
+def job_status(
+    name: str,           # of a run
+    results: Path,       # folder of results
+    rerun: bool = False,  # a record does not count
+) -> tuple[str, str]:  # state, and the reason of a failure
+    "Return the state of a run, from the files alone"
+    if not rerun and recorded(name, results): return "done", ""
+    if is_running(name, results): return "elsewhere", ""
+    left = _read_json(Files(name, results).failure)
+    return ("failed", left["reason"]) if left else ("waiting", "")
+
+# %% ../../nbs/run/07_sweep.ipynb #eaf43484
+def job_message(
+    job: Job,
+    results: Union[str, Path],            # folder of results
+    data: Union[str, Path, None] = None,  # folder of data sets
+) -> dict[str, Any]:
+    "Return a job as plain values, for another process"
+    scale = scale_of(job.config)
+    parameters = dict(
+        asdict(job.config), preset=scale if scale in PLANS else "paper",
+        selected_epoch=find_selected(job.config, results)
+        if job.needs else None,
+        results=str(results_folder(results)), rerun=job.rerun,
+        data=data and str(Path(data).expanduser().absolute()))
+    return dict(name=job.name, folder=os.getcwd(), parameters=parameters)
 
 # %% ../../nbs/run/07_sweep.ipynb #ae1e14db
 def run_plan(
@@ -91,9 +100,7 @@ def run_plan(
 ) -> list[State]:
     "Run all jobs of a sweep and return how they ended"
     states = sweep.states.values()
-    for state in states:
-        if state.state == "elsewhere": sweep.on_change(sweep, state)
-    while not all(state.state in ("done", "failed") for state in states):
+    while any(state.state not in ("done", "failed") for state in states):
         _start(sweep)
         ended, _ = concurrent.futures.wait(
             sweep.running, poll, concurrent.futures.FIRST_COMPLETED)
@@ -101,8 +108,14 @@ def run_plan(
             _settle(sweep, sweep.running.pop(future), future.result())
         if not sweep.running and not ended: time.sleep(poll)
         _look_elsewhere(sweep)
-        sweep.on_change(sweep, None)
     return [*states]
+
+def _look_elsewhere(sweep: Sweep) -> None:
+    "See what became of the runs of other processes"
+    for state in sweep.states.values():
+        if state.state != "elsewhere": continue
+        word, _ = job_status(state.job.name, sweep.results, state.job.rerun)
+        sweep.set(state, "waiting" if word == "failed" else word)
 
 # %% ../../nbs/run/07_sweep.ipynb #46bd95c1
 class Sweep:
@@ -110,29 +123,23 @@ class Sweep:
     def __init__(
         self,
         jobs: list[Job],
-        pool: Pool,
+        pool: Union[LocalPool, RayPool],
         results: Path,  # folder of results
-        on_change: Callable[[Sweep, Optional[State]], object]
-            = lambda sweep, changed: None,  # called after every look, too
+        data: Union[str, Path, None] = None,  # folder of data sets
     ) -> None:
-        self.pool, self.results, self.on_change = pool, results, on_change
-        found = [job_status(job, results) for job in jobs]
-        self.states = {state.job.name: State(state.job) if state.state ==
-                       "failed" else state for state in found}
+        self.pool, self.results, self.data = pool, results, data
+        self.states = {job.name: State(job) for job in jobs}
+        for name, state in self.states.items():
+            if recorded(name, results) and not state.job.rerun:
+                state.state = "done"
         self.running: dict[concurrent.futures.Future, State] = {}
-        self.looked = 0.0  # when, at the runs of other processes
+        self.on_change: Callable[[State], object] = lambda changed: None
 
     def set(self, state: State, word: str, reason: str = "") -> None:
-        "Change a job's state"
-        changed = state.state != word
+        "Change a job's state, and tell `on_change`"
+        if (word, reason) == (state.state, state.reason): return
         state.state, state.reason = word, reason
-        if changed and (word != "waiting" or reason):
-            self.on_change(self, state)
-
-    def counts(self) -> dict[str, int]:
-        "How many jobs are in which state"
-        words = [state.state for state in self.states.values()]
-        return {word: words.count(word) for word in STATES}
+        self.on_change(state)
 
 # %% ../../nbs/run/07_sweep.ipynb #e6d9196f
 def _start(sweep: Sweep) -> None:
@@ -140,57 +147,210 @@ def _start(sweep: Sweep) -> None:
     for state in sweep.states.values():
         if len(sweep.running) >= sweep.pool.slots: break
         if state.state != "waiting": continue
-        before = sweep.states.get(state.job.needs or "")
-        if before and before.state == "failed":
+        needed = sweep.states.get(state.job.needs or "")
+        if needed and needed.state == "failed":
             sweep.set(state, "failed", "its hold-out run failed")
-        if before and before.state != "done": continue
-        here = job_status(state.job, sweep.results).state
-        if here in ("done", "elsewhere"):
-            sweep.set(state, here)
-            continue
-        if before and not recorded(before.job.name, sweep.results):
-            sweep.set(before, "waiting")  # its record has gone since
-            continue
-        selected = find_selected(before.job.config, sweep.results) \
-            if before else None
-        state.tries += 1
-        sweep.set(state, "running")
-        sweep.running[sweep.pool.submit(state.job, selected)] = state
+        elif needed is None or needed.state == "done":
+            _submit(sweep, state)
+
+def _submit(sweep: Sweep, state: State) -> None:
+    "Start a job, unless another process has started it"
+    word, _ = job_status(state.job.name, sweep.results, state.job.rerun)
+    if word in ("done", "elsewhere"):
+        sweep.set(state, word)
+        return
+    state.tries += 1
+    sweep.set(state, "running")
+    message = job_message(state.job, sweep.results, sweep.data)
+    sweep.running[sweep.pool.submit(message)] = state
 
 # %% ../../nbs/run/07_sweep.ipynb #944779e8
 @dataclass
 class Outcome:
     "How a try of a job ended"
-    name: str
     state: str  # "done", "failed" or "elsewhere"
     reason: str = ""
     final: bool = False  # not worth another try
-    lost: bool = False   # its GPU failed, and its slot is given up
 
 def _settle(sweep: Sweep, state: State, outcome: Outcome) -> None:
     "Note how a try ended"
-    if outcome.state != "failed":
-        if outcome.state == "elsewhere": state.tries -= 1  # it was not ours
-        sweep.set(state, outcome.state)
-    elif outcome.lost or state.tries < 2 and not outcome.final:
-        state.tries -= outcome.lost
-        sweep.set(state, "waiting", f"{outcome.reason}; to be tried again")
-    else:
+    if outcome.state == "elsewhere":
+        state.tries -= 1  # it was not ours
+    elif outcome.state == "failed" and state.tries < 2 and not outcome.final:
+        reason = f"{outcome.reason}; to be tried again"
+        return sweep.set(state, "waiting", reason)
+    elif outcome.state == "failed":
         with contextlib.suppress(OSError):  # a full disk has no room for it
             _write_failure(Files(state.job.name, sweep.results),
                            outcome.reason, outcome.final)
-        sweep.set(state, "failed", outcome.reason)
+    sweep.set(state, outcome.state, outcome.reason)
 
-# %% ../../nbs/run/07_sweep.ipynb #001d7746
-def _look_elsewhere(sweep: Sweep) -> None:
-    "See, every three seconds, what became of other processes' runs"
-    if time.monotonic() < sweep.looked + 3: return
-    sweep.looked = time.monotonic()
-    for state in sweep.states.values():
-        if state.state == "elsewhere":
-            now = job_status(state.job, sweep.results).state
-            known = now in ("done", "elsewhere")
-            sweep.set(state, now if known else "waiting")
+# %% ../../nbs/run/07_sweep.ipynb #bcc47cd6
+class LocalPool:
+    "Slots on this machine"
+    def __init__(
+        self,
+        workers: Optional[int] = None,  # default: one for each core or GPU
+        threads: int = 1,               # for each run
+        limit: float = 24 * 3600,       # seconds for each run
+        runs_per_gpu: int = 1,
+        share_gpus: bool = True,        # else runs find their device alone
+    ) -> None:
+        gpus = _gpus() if share_gpus else []
+        self.free = _environments(gpus, workers, threads, runs_per_gpu)
+        self.slots, self.limit = len(self.free), limit
+        self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
+        self.processes: list[subprocess.Popen] = []
+        self.closed = False
+
+    def submit(self, message: dict) -> concurrent.futures.Future:
+        return self.threads.submit(_run_here, self, message)
+
+    def close(self) -> None:  # ends what is running, or about to start
+        self.closed = True
+        for process in [*self.processes]: process.kill()
+        self.threads.shutdown(cancel_futures=True)
+
+# %% ../../nbs/run/07_sweep.ipynb #57049f7e
+def _gpus() -> list[str]:
+    "The names of the GPUs that this process may use"
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else map(str, range(found))
+    return [*names][:found]
+
+def _environments(gpus: list[str], workers: Optional[int], threads: int,
+                  runs_per_gpu: int) -> list[dict[str, str]]:
+    "The variables of each slot: its threads, and its GPU if there are any"
+    cores = len(os.sched_getaffinity(0)) \
+        if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    slots = workers or len(gpus) * runs_per_gpu or max(1, cores // threads)
+    both = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    if not gpus: return [both] * slots
+    return [{**both, "CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]}
+            for slot in range(slots)]
+
+# %% ../../nbs/run/07_sweep.ipynb #eba6e86c
+def _run_here(pool: LocalPool, message: dict) -> Outcome:
+    "Run a job in a free slot"
+    def started(process: subprocess.Popen) -> None:
+        pool.processes.append(process)
+        if pool.closed: process.kill()
+    slot = pool.free.pop()
+    try:
+        given = _on_gpu(message) if "CUDA_VISIBLE_DEVICES" in slot else message
+        return execute(given, pool.limit, slot, started)
+    finally:
+        pool.free.append(slot)
+
+def _on_gpu(message: dict) -> dict:
+    "A job that fails where no GPU is found, instead of using the CPU"
+    parameters = message["parameters"]
+    if parameters["device"] != "auto": return message
+    return {**message, "parameters": {**parameters, "device": "cuda"}}
+
+# %% ../../nbs/run/07_sweep.ipynb #4f5ae1ae
+_ELSEWHERE = 4  # the exit code if another process has the run in hand
+
+def worker() -> None:
+    "Run one job, read from standard input, in this process"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
+    job = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
+    threading.Thread(target=_end_with_driver, daemon=True).start()
+    files = Files(job["name"], job["parameters"]["results"])
+    if os.path.isdir(job["folder"]): os.chdir(job["folder"])
+    try:
+        _run_job(job["name"], files, job["parameters"])
+    except Timeout:
+        sys.exit(_ELSEWHERE)
+    except BaseException as error:
+        traceback.print_exc()
+        _write_failure(files, f"{type(error).__name__}: {error}",
+                       final=type(error) in (ValueError, TypeError))
+        sys.exit(1)
+
+def _end_with_driver() -> None:
+    "End this process when the other end of standard input is closed"
+    while os.read(0, 1): pass
+    os._exit(3)
+
+# %% ../../nbs/run/07_sweep.ipynb #4f5ae1af
+def _run_job(name: str, files: Files, parameters: dict) -> None:
+    "Execute a job's notebook, unless the run is recorded or in other hands"
+    folder = parameters["results"]
+    if parameters["data"]: os.environ["TCE_DATA"] = parameters["data"]
+    config = Config(**{field.name: parameters[field.name]
+                       for field in fields(Config)})
+    if run_name(config) != name: raise ValueError(
+        "loss, dataset or noise: a file has changed since this run was "
+        "planned; start it again")
+    with lock_of(name, folder).acquire(timeout=3):  # others may look
+        if recorded(name, folder) and not parameters["rerun"]: return
+        run_notebook(files.draft, parameters)
+        if not recorded(name, folder):
+            raise RuntimeError("the notebook left no record of this run")
+        os.replace(files.draft, files.notebook)
+
+# %% ../../nbs/run/07_sweep.ipynb #e59816e2
+def execute(
+    message: dict,  # from `job_message`
+    limit: float,   # seconds
+    environment: dict[str, str],  # variables to set
+    started: Callable[[subprocess.Popen], object]
+        = lambda process: None,  # gets the process once it runs
+) -> Outcome:
+    "Run a job in a process of its own and return how it ended"
+    name = message["name"]
+    files = Files(name, message["parameters"]["results"])
+    files.failure.parent.mkdir(parents=True, exist_ok=True)
+    files.failure.unlink(missing_ok=True)
+    with open(files.log, "wb") as log: process = subprocess.Popen(
+        _WORKER, stdin=subprocess.PIPE, stdout=log, stderr=log,
+        env={**KEEP_MEMORY, **os.environ, **environment})
+    started(process)
+    code = _wait(process, message, limit)
+    if code == 0: return Outcome("done")
+    if code == _ELSEWHERE: return Outcome("elsewhere")
+    if code is None: return Outcome(
+        "failed", f"ended at the limit of {limit:g} s", final=True)
+    return _failed(files, code)
+
+# %% ../../nbs/run/07_sweep.ipynb #6c171ec5
+_LIBRARY = str(Path(tce_nb.__file__).parents[1])  # of driver and workers
+_WORKER = [sys.executable, "-c", (
+    f"import sys; sys.path = [p for p in sys.path if p]\n"
+    f"if {_LIBRARY!r} not in sys.path: sys.path.insert(0, {_LIBRARY!r})\n"
+    "from tce_nb.run.sweep import worker; worker()")]
+
+def _wait(process: Any, message: dict, limit: float) -> Optional[int]:
+    "Hand a process its job and wait; its exit code, None if it was too late"
+    try:
+        with contextlib.suppress(OSError):  # it has ended
+            process.stdin.write((json.dumps(message) + "\n").encode())
+            process.stdin.flush()
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        process.kill()
+        process.wait()
+        with contextlib.suppress(OSError): process.stdin.close()
+
+# %% ../../nbs/run/07_sweep.ipynb #4c62d8d0
+def _failed(files: Files, code: int) -> Outcome:
+    "Why a process has ended without a record"
+    left = _read_json(files.failure)
+    if left: return Outcome("failed", **left)
+    how = f"by signal {-code}" if code < 0 else f"with code {code}"
+    said = files.log.read_text(errors="replace").splitlines()
+    return Outcome("failed", f"its process ended {how}, without a record" + (
+        f"; its last words: {said[-1]}" if said else ""))
+
+# %% ../../nbs/run/07_sweep.ipynb #5b0e71ab
+KEEP_MEMORY = {"GLIBC_TUNABLES": ":".join((  # read by glibc alone
+    "glibc.malloc.mmap_max=0",               # tensors come from the heap,
+    "glibc.malloc.trim_threshold=100000000000",  # which never shrinks
+    "glibc.malloc.hugetlb=1"))}
 
 # %% ../../nbs/run/07_sweep.ipynb #fb539776
 def template() -> Path:
@@ -202,39 +362,35 @@ def template() -> Path:
                             "install the package again")
 
 # %% ../../nbs/run/07_sweep.ipynb #ea8fcda8
-def _engine():
-    "A papermill engine that runs the cells in this process"
+def run_notebook(
+    output: Path,      # the executed notebook, which is the log
+    parameters: dict,  # a value for each name in its parameters cell
+) -> None:
+    "Execute the template in this process, and write it with its outputs"
     from IPython.core.interactiveshell import InteractiveShell
-    from papermill.engines import Engine
+    from nbformat import write
+    from papermill.iorw import load_notebook_node
+    from papermill.parameterize import parameterize_notebook
     from traitlets.config import Config as Settings
-
-    class Shell(InteractiveShell):
-        def enable_gui(self, gui=None): pass  # no windows here
-
+    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     forget = Settings({"HistoryManager": {"enabled": False}})  # not the user's
-
-    class InProcess(Engine):
-        @classmethod
-        def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
-            shell = Shell.instance(config=forget)
-            shell.run_line_magic("matplotlib", "inline")
-            for index, cell in enumerate(nb_man.nb.cells):
-                nb_man.cell_start(cell, index)
-                if not _run_cell(shell, cell):
-                    nb_man.cell_exception(cell, index)
-                    break
-                nb_man.cell_complete(cell, index)
-    return InProcess
+    shell = InteractiveShell.instance(config=forget)
+    notebook = parameterize_notebook(
+        load_notebook_node(str(template())), parameters)
+    try:
+        for cell in notebook.cells:
+            if cell.cell_type == "code": _run_cell(shell, cell)
+    finally:
+        write(notebook, output)
 
 # %% ../../nbs/run/07_sweep.ipynb #0c3d9119
-def _run_cell(shell, cell) -> bool:
-    "Run a cell, keep its outputs, and say whether it went well"
+def _run_cell(shell, cell) -> None:
+    "Run a cell and keep its outputs; an error ends the notebook"
     from IPython.utils.capture import capture_output
-    if cell.cell_type != "code" or not cell.source.strip(): return True
     with capture_output() as captured:
         result = shell.run_cell(cell.source, store_history=True)
     cell.outputs = list(_outputs(captured, result))
-    return result.success
+    result.raise_error()
 
 def _outputs(captured, result):
     "What a cell gave, as a notebook stores it"
@@ -250,300 +406,27 @@ def _outputs(captured, result):
         "error", ename=type(error).__name__, evalue=str(error),
         traceback=traceback.format_exception(error))
 
-# %% ../../nbs/run/07_sweep.ipynb #b654b040
-def _run_notebook(output: Path, parameters: dict) -> None:
-    "Execute the template in this process; the notebook is the log"
-    import papermill
-    from papermill.engines import papermill_engines
-    papermill_engines.register("in_process", _engine())
-    output.parent.mkdir(parents=True, exist_ok=True)
-    paths = [str(path).replace("{", "{{").replace("}", "}}")  # not a format
-             for path in (template(), output)]
-    papermill.execute_notebook(*paths, parameters, progress_bar=False,
-                               engine_name="in_process")
-
-# %% ../../nbs/run/07_sweep.ipynb #eaf43484
-def job_message(
-    job: Job,
-    results: Union[str, Path],               # folder of results
-    data: Union[str, Path, None] = None,     # folder of data sets
-    selected: Optional[int] = None,          # epoch to report
-) -> dict[str, Any]:
-    "Return a job as plain values, for another process"
-    config, scale = asdict(job.config), scale_of(job.config)
-    if config["dataset"].endswith(".npz"):
-        config["dataset"] = str(Path(config["dataset"]).absolute())
-    own = loss_file(config["loss"])
-    if own: config["loss"] = f"{Path(own[0]).absolute()}:{own[1]}"
-    kind, file, column = noise_file(config["noise"]) or ("", "", "")
-    if kind and Path(file).is_file():
-        config["noise"] = f"{kind}:{Path(file).absolute()}" + (
-            column and f"#{column}")
-    return dict(name=job.name, parameters=dict(
-        config, preset=scale if scale in PLANS else "paper",
-        selected_epoch=selected, results=str(results), rerun=job.rerun,
-        data=data and str(Path(data).expanduser().absolute())))
-
-# %% ../../nbs/run/07_sweep.ipynb #4f5ae1ae
-def worker() -> None:
-    "Run one job, read from standard input, in this process"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
-    job = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
-    threading.Thread(target=_end_with_driver, daemon=True).start()
-    name, folder = job["name"], job["parameters"]["results"]
-    try:
-        with lock_of(name, folder).acquire(timeout=3):  # others may look
-            if job["parameters"]["rerun"] or not recorded(name, folder):
-                _run_job(name, job["parameters"])
-    except Timeout: return  # somebody else has it in hand
-    except BaseException as error:
-        print(traceback.format_exc(), file=sys.stderr)
-        _write_failure(Files(name, folder), *_reason(error))
-        sys.exit(1)
-
-def _end_with_driver() -> None:
-    "End this process when the other end of standard input is closed"
-    while os.read(0, 1): pass
-    os._exit(3)
-
-# %% ../../nbs/run/07_sweep.ipynb #4f5ae1af
-def _run_job(name: str, parameters: dict) -> None:
-    "Execute a job's notebook, if its files are still those of the plan"
-    if parameters["data"]: os.environ["TCE_DATA"] = parameters["data"]
-    config = Config(**{field.name: parameters[field.name]
-                       for field in fields(Config)})
-    if run_name(config) != name: raise ValueError(
-        "loss, dataset or noise: a file has changed since this run was "
-        "planned; start it again")
-    _run_notebook(Files(name, parameters["results"]).draft, parameters)
-    if not recorded(name, parameters["results"]):
-        raise RuntimeError("the notebook left no record of this run")
-
-def _reason(error: BaseException) -> tuple[str, bool]:
-    "An error in a line, as a cell raised it; whether it would come again"
-    name = getattr(error, "ename", type(error).__name__)
-    return (f"{name}: {getattr(error, 'evalue', error)}",
-            name in ("ValueError", "TypeError"))
-
-# %% ../../nbs/run/07_sweep.ipynb #e59816e2
-def execute(
-    message: dict,  # from `job_message`
-    limit: float,   # seconds
-    environment: dict[str, str],  # variables to set
-    started: Callable[[subprocess.Popen], object]
-        = lambda process: None,  # gets the process once it runs
-) -> Outcome:
-    "Run a job in a process of its own and return how it ended"
-    name = message["name"]
-    files = Files(name, message["parameters"]["results"])
-    files.failure.parent.mkdir(parents=True, exist_ok=True)
-    for path in (files.failure, files.draft): path.unlink(missing_ok=True)
-    before = _modified(files.record)
-    with open(files.log, "wb") as log: process = subprocess.Popen(
-        _WORKER, stdin=subprocess.PIPE, stdout=log, stderr=log,
-        env={**KEEP_MEMORY, **os.environ, **environment})
-    started(process)
-    code, timed_out = _wait(process, message, limit)
-    new = _modified(files.record) != before
-    if new and files.draft.exists(): os.replace(files.draft, files.notebook)
-    if (new or not message["parameters"]["rerun"]) and recorded(
-            name, files.record.parents[1]): return Outcome(name, "done")
-    return _failed(name, files, code, limit if timed_out else None)
-
-# %% ../../nbs/run/07_sweep.ipynb #6c171ec5
-_LIBRARY = str(Path(tce_nb.__file__).parents[1])  # of driver and workers
-_WORKER = [sys.executable, "-c", (
-    f"import sys; sys.path = [p for p in sys.path if p]\n"
-    f"if {_LIBRARY!r} not in sys.path: sys.path.insert(0, {_LIBRARY!r})\n"
-    "from tce_nb.run.sweep import worker; worker()")]
-
-def _modified(path: Path) -> int:
-    "When a file was last written, 0 if there is none"
-    return path.stat().st_mtime_ns if path.exists() else 0
-
-# %% ../../nbs/run/07_sweep.ipynb #153e71aa
-def _wait(process: Any, message: dict, limit: float) -> tuple[int, bool]:
-    "Hand a process its job and wait; its code, and whether it was too late"
-    late = threading.Timer(min(limit, threading.TIMEOUT_MAX), process.kill)
-    late.start()
-    try:
-        with contextlib.suppress(OSError):  # it has ended
-            os.write(process.stdin.fileno(),
-                     (json.dumps(message) + "\n").encode())
-        code = process.wait()
-    finally:
-        timed_out = not late.is_alive()
-        late.cancel()
-        process.kill()
-        process.stdin.close()
-    return code, timed_out
-
-# %% ../../nbs/run/07_sweep.ipynb #4c62d8d0
-def _failed(name: str, files: Files, code: int, limit) -> Outcome:
-    "Why a process has ended without a record"
-    if limit is not None: return Outcome(
-        name, "failed", f"ended at the limit of {limit:g} s", final=True)
-    if code == 0 and is_running(name, files.record.parents[1]):
-        return Outcome(name, "elsewhere")
-    left = _read_failure(files)
-    if left: return Outcome(name, "failed", **left)
-    how = f"by signal {-code}" if code < 0 else f"with code {code}"
-    said = files.log.read_text(errors="replace").splitlines() \
-        if files.log.exists() else []
-    return Outcome(name, "failed", f"its process ended {how}, without a record"
-                   + (f"; its last words: {said[-1]}" if said else ""))
-
-# %% ../../nbs/run/07_sweep.ipynb #5b0e71ab
-KEEP_MEMORY = {"GLIBC_TUNABLES": ":".join((  # read by glibc alone
-    "glibc.malloc.mmap_max=0",               # tensors come from the heap,
-    "glibc.malloc.trim_threshold=100000000000",  # which never shrinks
-    "glibc.malloc.hugetlb=1"))}
-
-# %% ../../nbs/run/07_sweep.ipynb #113a77f0
-class Pool(ABC):
-    "A number of slots that run jobs; a kind of pool says how"
-    slots: int
-    results: Path                   # folder of results
-    data: Union[str, Path, None]    # folder of data sets
-    threads: concurrent.futures.ThreadPoolExecutor  # one waits in each slot
-
-    def submit(
-        self,
-        job: Job,
-        selected: Optional[int],  # epoch to report
-    ) -> concurrent.futures.Future:
-        "Start a job; its outcome comes later"
-        return self.threads.submit(self._run, job_message(
-            job, self.results, self.data, selected))
-
-    @abstractmethod
-    def _run(self, message: dict) -> Outcome:
-        "Run a job and wait for its end"
-
-    @abstractmethod
-    def close(self) -> None:
-        "End what is still running"
-
-# %% ../../nbs/run/07_sweep.ipynb #bcc47cd6
-class LocalPool(Pool):
-    "Slots on this machine"
-    def __init__(
-        self,
-        results: Path,  # folder of results
-        data: Union[str, Path, None] = None,  # folder of data sets
-        workers: Optional[int] = None,  # default: one for each core or GPU
-        threads: int = 1,               # for each run
-        limit: float = 24 * 3600,       # seconds for each run
-        runs_per_gpu: int = 1,
-        gpus: Optional[int] = None,     # default: all; 0 to use none
-    ) -> None:
-        self.results, self.data, self.limit = results, data, limit
-        self.free = _environments(workers, threads, runs_per_gpu, gpus)
-        self.slots, self.lock = len(self.free), threading.Lock()
-        self.closed, self.processes = False, dict[str, subprocess.Popen]()
-        self.blamed: set[str] = set()  # runs that have cost a slot
-        self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
-
-    def _run(self, message: dict) -> Outcome: return _run_here(self, message)
-    def close(self) -> None:
-        "End what is still running, and what is about to start"
-        with self.lock:
-            self.closed = True
-            for process in self.processes.values(): process.kill()
-        self.threads.shutdown(cancel_futures=True)
-
-# %% ../../nbs/run/07_sweep.ipynb #57049f7e
-def _environments(workers, threads: int, runs_per_gpu: int,
-                  gpus: Optional[int]) -> list[dict[str, str]]:
-    "The variables of each slot: its threads, and its GPU if there are any"
-    if gpus is None: gpus = torch.cuda.device_count() \
-        if torch.cuda.is_available() else 0
-    cores = len(os.sched_getaffinity(0)) \
-        if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    slots = workers or gpus * runs_per_gpu or max(1, cores // threads)
-    both = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    return [{**both, "CUDA_VISIBLE_DEVICES": _gpu(slot, gpus)}
-            for slot in range(slots)]
-
-def _gpu(slot: int, gpus: int) -> str:
-    "The GPU of a slot, or none"
-    own = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = own.split(",") if own else [str(i) for i in range(gpus)]
-    if gpus > len(names): refuse(
-        ValueError, "gpus", str(gpus), f"at most the {len(names)} that "
-        f"CUDA_VISIBLE_DEVICES names: {own}")
-    return names[slot % gpus] if gpus else ""
-
-# %% ../../nbs/run/07_sweep.ipynb #eba6e86c
-def _run_here(pool: LocalPool, message: dict) -> Outcome:
-    "Run a job in a free slot"
-    def started(process):
-        with pool.lock:
-            pool.processes[message["name"]] = process
-            if pool.closed: process.kill()
-    slot, lost = pool.free.pop(), False
-    gpu = slot["CUDA_VISIBLE_DEVICES"]
-    if gpu: message = _on_gpu(message)
-    named = ":" in message["parameters"]["device"]  # it picks its own GPU
-    try:
-        outcome = execute(message, pool.limit, {
-            name: value for name, value in slot.items()
-            if not named or name != "CUDA_VISIBLE_DEVICES"}, started)
-        lost = bool(gpu) and _is_lost(pool, outcome)
-        return replace(outcome, lost=True, reason=(
-            f"{outcome.reason}; its slot is not used again")) \
-            if lost else outcome
-    finally:
-        if not lost: pool.free.append(slot)
-        with pool.lock: pool.processes.pop(message["name"], None)
-
-# %% ../../nbs/run/07_sweep.ipynb #eba6e86d
-_BROKEN = re.compile(  # what a GPU's failure is told by
-    r"NoGPU|OutOfMemoryError|AcceleratorError|CUDA (driver )?error|"
-    r"CUDA out of memory|cuDNN error|unable to find an engine|"
-    r"No CUDA GPUs|cudaGetDeviceCount|Triton Error \[CUDA\]")
-
-def _is_lost(pool: LocalPool, outcome: Outcome) -> bool:
-    "Whether a slot is given up: its GPU failed, and it is not the last"
-    broken = outcome.state == "failed" and _BROKEN.search(outcome.reason)
-    if not broken: return False
-    with pool.lock:
-        blamed = outcome.name in pool.blamed and broken[0] != "NoGPU"
-        if blamed or pool.slots == 1: return False
-        pool.blamed.add(outcome.name)
-        pool.slots -= 1
-        return True
-
-# %% ../../nbs/run/07_sweep.ipynb #eba6e86b
-def _on_gpu(message: dict) -> dict:
-    "A job that fails where no GPU is found, instead of using the CPU"
-    parameters = message["parameters"]
-    if parameters["device"] != "auto": return message
-    return {**message, "parameters": {**parameters, "device": "cuda"}}
-
 # %% ../../nbs/run/07_sweep.ipynb #8368b737
-class RayPool(Pool):
+class RayPool:
     "Slots on a Ray cluster"
-
     def __init__(
         self,
-        results: Path,  # folder of results, on this machine
         address: str = "auto",  # of the cluster; "local": one of its own
-        data: Union[str, Path, None] = None,    # on every node
         cpus: float = 1,  # for each run
         gpus: float = 0,  # for each run; a fraction shares a device
         limit: float = 24 * 3600,               # seconds for each run
         checkpoints: Union[str, Path, None] = None,  # folder of all nodes
     ) -> None:
-        self.ray, self.results, self.data = _connect(address), results, data
+        self.ray = _connect(address)
         self.start = _starter(self.ray, cpus, gpus, limit, checkpoints)
         self.slots = 1000  # Ray keeps them waiting until there is room
         self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
 
-    def _run(self, message: dict) -> Outcome: return _run_there(self, message)
+    def submit(self, message: dict) -> concurrent.futures.Future:
+        return self.threads.submit(_run_there, self, message)
+
     def close(self) -> None:
-        "Leave the cluster; Ray ends what is still running"
-        self.ray.shutdown()
+        self.ray.shutdown()  # which ends what is still running
         self.threads.shutdown()
 
 # %% ../../nbs/run/07_sweep.ipynb #324c4db8
@@ -553,23 +436,19 @@ def _starter(ray, cpus: float, gpus: float, limit: float, checkpoints):
     if not gpus: variables["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides none
     folder = str(Path(checkpoints).absolute()) if checkpoints else None
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=8)(_ray_task)
-    def start(message): return task.remote(
+    return lambda message: task.remote(
         _on_gpu(message) if gpus else message, limit, variables, folder)
-    return start
 
-# %% ../../nbs/run/07_sweep.ipynb #bb367f83
 def _ray_task(message: dict, limit: float, environment: dict,
               folder: Optional[str]) -> tuple[Outcome, dict[str, bytes]]:
     "Run a job on a node; its files come back with the outcome"
     folder = folder or f"{tempfile.gettempdir()}/tce_nb-ray-{os.getuid()}"
     message["parameters"]["results"] = folder
-    files, end = Files(message["name"], folder), time.monotonic() + limit
-    outcome = Outcome(message["name"], "elsewhere")
-    while outcome.state == "elsewhere" and time.monotonic() < end:
-        outcome = execute(message, limit, environment)  # an old task may
-        if outcome.state == "elsewhere": time.sleep(1)  # hold the lock yet
-    if outcome.state != "done": return replace(
-        outcome, reason=f"{outcome.reason} (on {socket.gethostname()})"), {}
+    files = Files(message["name"], folder)
+    outcome = execute(message, limit, environment)
+    if outcome.state == "failed":
+        outcome.reason += f" (on {socket.gethostname()})"
+    if outcome.state != "done": return outcome, {}
     paths = [files.notebook, files.record]  # the record last, as always
     content = {path.name: path.read_bytes() for path in paths
                if path.exists()}
@@ -579,33 +458,35 @@ def _ray_task(message: dict, limit: float, environment: dict,
 # %% ../../nbs/run/07_sweep.ipynb #324c4db9
 def _run_there(pool: RayPool, message: dict) -> Outcome:
     "Wait for a task and keep what it brings back"
-    task = pool.start(message)
-    try: outcome, files = pool.ray.get(task)
+    try:
+        outcome, files = pool.ray.get(pool.start(message))
     except pool.ray.exceptions.RayError as error:
         reason = str(error).split("\n")[0]
-        return Outcome(message["name"], "failed", f"Ray: {reason}")
+        return Outcome("failed", f"Ray: {reason}")
     if outcome.state == "done" and f"{message['name']}.json" not in files:
-        return Outcome(message["name"], "failed",
-                       "Ray: another task has taken its record")
+        return Outcome("failed", "Ray: another task took its record")
     for name, content in files.items():
-        atomic_write(pool.results/"records"/name, content)
+        folder = Path(message["parameters"]["results"])/"records"
+        atomic_write(folder/name, content)
     return outcome
 
 # %% ../../nbs/run/07_sweep.ipynb #9a6fa39c
 def _connect(address: str):
     "The module of Ray, connected to a cluster"
-    try: import ray
-    except ImportError: raise ValueError(
-        'ray: not installed; pip install "tce_nb[ray]"') from None
+    try:
+        import ray
+    except ImportError:
+        raise ValueError(
+            'ray: not installed; pip install "tce_nb[ray]"') from None
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if port.isdigit():  # Ray itself would wait for minutes
             socket.create_connection((host, int(port)), timeout=5).close()
-        ray.init(address, log_to_driver=False,
-                 logging_level=logging.ERROR)
-    except (OSError, ValueError) as error: raise ValueError(
-        f"ray: no cluster at {address!r} ({error}); if it asks for a token, "
-        "set RAY_AUTH_MODE=token") from None
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"ray: no cluster at {address!r} ({error}); if it asks for a "
+            "token, set RAY_AUTH_MODE=token") from None
     return ray
 
 # %% ../../nbs/run/07_sweep.ipynb #e770367b
@@ -616,33 +497,18 @@ def measure_speed(
 ) -> float:  # training images per second
     "Return the speed of a ResNet-20 in one slot, measured right now"
     on_cpu = pick_device(like.device).type == "cpu"
-    config = Config(  # a batch at a time, or on a GPU several
-        train_per_class=min(max(1, like.batch_size // 10), 100)
-        if on_cpu else None, test_per_class=1, device=like.device,
-        batch_size=like.batch_size, precision=like.precision,
-        compile=like.compile)
-    before = torch.get_num_threads()
+    few = min(max(1, like.batch_size // 10), 100)  # of ten digits: one batch
+    config = Config(
+        train_per_class=few if on_cpu else None, test_per_class=1,
+        device=like.device, batch_size=like.batch_size,
+        precision=like.precision, compile=like.compile)
+    state, before, images = prepare(config), torch.get_num_threads(), 0
     if on_cpu: torch.set_num_threads(threads)
-    try: return _images_per_second(config, seconds)
-    finally: torch.set_num_threads(before)
-
-# %% ../../nbs/run/07_sweep.ipynb #e770367c
-def _images_per_second(config: Config, seconds: float) -> float:
-    "The speed of training, once warm"
-    state, images = prepare(config), 0
     train_epoch(state, config, 1)  # warm up
     begin = now = time.perf_counter()
     while now - begin < seconds:
         train_epoch(state, config, 1)  # ends when the device has
         images += len(state.train)
         now = time.perf_counter()
+    torch.set_num_threads(before)
     return images / (now - begin)
-
-# %% ../../nbs/run/07_sweep.ipynb #0c2536fb
-def progress_of(
-    name: str,      # of a run
-    results: Path,  # folder of results
-) -> dict[str, Any]:
-    "Return epoch, accuracy and more of a run; empty before its first epoch"
-    try: return json.loads(Files(name, results).progress.read_bytes())
-    except (OSError, ValueError): return {}
