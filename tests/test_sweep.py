@@ -204,23 +204,13 @@ def test_learning_rates_are_compared_after_all_that_stands_at_the_usual_one():
 
 @pytest.mark.parametrize("arguments, message", [
     (dict(scale="papr"), "preset: got 'papr'.*did you mean paper"),
-    (dict(scale="few", datasets=["cifar11"]), "dataset: got 'cifar11'.*did you mean cifar1"),
-    (dict(scale="few", hold_out=0), "hold_out: got 0, expected images or a share"),
-    (dict(scale="few", methods=["tec:1.5"]), "loss: got 'tec:1.5'.*did you mean tce:1.5"),
     (dict(scale="few", methods=["ce:1"]), "loss: got 'ce:1'"),
-    (dict(scale="few", methods=["tce:x"]), "loss: got 'tce:x', expected a number after tce:"),
     (dict(scale="few", methods=["tce:-1"]), "alpha: got -1.0, expected a number >= 0"),
-    (dict(scale="few", etas=[1.5]), "eta: got 1.5, expected a number from 0 to 1"),
-    (dict(scale="few", seeds=0), "seeds: got 0, expected an int >= 1"),
     (dict(scale="few", seeds=1.5), "seeds: got 1.5"),
-    (dict(scale="smoke", noises=["pair_flip", "class_dependent"]), "noise: got class_dependent with digits"),
+    (dict(scale="few", epoch=3), "epoch: not a field of Config.*did you mean epochs"),
 ])
 def test_what_is_wrong_is_refused_before_anything_starts(arguments, message):
-    with pytest.raises(ValueError, match=message): plan(**arguments)
-
-
-def test_unknown_fields_are_refused():
-    with pytest.raises((TypeError, ValueError), match="epoch"): plan("few", epoch=3)
+    with pytest.raises((ValueError, TypeError), match=message): plan(**arguments)
 
 
 @pytest.mark.parametrize("changes", [

@@ -52,6 +52,199 @@ except ImportError as missing: raise SystemExit(
     f"tce: error: {missing}; the experiments need more than the loss: "
     'pip install "tce_nb[run]"') from None
 
+# %% ../../nbs/run/08_cli.ipynb #ab20db88
+class _Parser(argparse.ArgumentParser):
+    "A parser that takes no abbreviations"
+    def __init__(self, **options):
+        super().__init__(**{**options, "allow_abbrev": False})
+
+    def parse_known_args(self, *arguments):
+        "Each verb refuses what it does not know"
+        options, rest = super().parse_known_args(*arguments)
+        if not rest: return options, rest
+        word = rest[0].partition("=")[0]
+        *_, near = unknown("", word, self._option_string_actions).split("; ")
+        self.error(f"got {' '.join(rest)}, which is no option here"
+                   + (f"; {near}" if near.startswith("did") else ""))
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message}\n"
+                     f"Try '{self.prog} --help'.\n")
+
+# %% ../../nbs/run/08_cli.ipynb #4368a094
+def _field_option(parser, field: Field) -> None:
+    "The option for a field of `Config`"
+    kind, _ = field_types()[field.name]
+    how: dict[type, dict[str, Any]] = {
+        bool: dict(action=argparse.BooleanOptionalAction),
+        str: dict(metavar="NAME"), int: dict(type=int, metavar="N"),
+        float: dict(type=float, metavar="X")}
+    default = "" if field.default is None else f" (default: {field.default})"
+    parser.add_argument(
+        f"--{field.name.replace('_', '-')}", default=None, **how[kind],
+        help=field.metadata["help"].replace("%", "%%") + default)
+
+def _positive(kind: type):
+    "What reads a number above 0 and refuses others"
+    def read(text: str):
+        number = kind(text)
+        if not 0 < number < math.inf: raise ValueError(text)
+        return number
+    read.__name__ = f"positive {kind.__name__}"  # for the parser's message
+    return read
+
+# %% ../../nbs/run/08_cli.ipynb #4368a097
+_WORDS = ", ".join(dict.fromkeys([*METHODS, *LOSSES]))
+
+def _run_options(parser) -> None:
+    "A preset, and every field of a configuration"
+    parser.add_argument("--preset", choices=PRESETS, help="scale (default: "
+                        "smoke for the embedded digits, short for other data)")
+    for field in fields(Config):
+        if field.name not in ("loss", "hold_out", "milestones"):
+            _field_option(parser, field)
+    parser.add_argument("--loss", default="tce", metavar="LOSS",
+                        help=f"one of {_WORDS}; or FILE.py:NAME for one of "
+                        "your own (default: tce with --alpha)")
+    parser.add_argument("--milestones", type=int, nargs="*", metavar="EPOCH",
+                        help="epochs in which the learning rate falls")
+    parser.add_argument(
+        "--hold-out", nargs="?", const=True, type=float, metavar="SIZE",
+        help="images held out, or below 1 their share; without SIZE the "
+        "preset's")
+    parser.add_argument("--rerun", action="store_true", help="train again "
+                        "and replace the record when that has succeeded")
+    _place_options(parser)
+    parser.set_defaults(workers=1, runs_per_gpu=1, ray=None)
+
+# %% ../../nbs/run/08_cli.ipynb #94f72d90
+_SEVERAL: dict[str, Any] = dict(nargs="+", action="extend")
+
+def _which_options(parser) -> None:
+    "Data sets, losses and noise"
+    kinds = ", ".join([*NOISES, *NOISE_FILES.values()])
+    def add(name, help, **how):
+        parser.add_argument(name, help=help, **_SEVERAL, **how)
+    add("--dataset", f"of {', '.join(SIZES)}, or an .npz file", metavar="NAME")
+    add("--loss", f"of {_WORDS}; tce: all exponents; or FILE.py:NAME for one "
+        "of your own", metavar="LOSS")
+    add("--eta", "noise ratios, from 0 to 1", type=float, metavar="ETA")
+    add("--noise", f"of {kinds}", metavar="KIND")
+
+def _plan_options(parser, required: bool) -> None:
+    "Which part of a plan"
+    parser.add_argument("--preset", choices=PLANS, required=required,
+                        help="the plan (default of the rest: all of it)")
+    _which_options(parser)
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds 1 to N "
+                        "of each cell (default: the plan's)")
+    parser.add_argument("--set", metavar="FIELD=VALUE", default=[],
+                        **_SEVERAL, help="change a field of every run: "
+                        "epochs=10 lr=0.05")
+
+# %% ../../nbs/run/08_cli.ipynb #29ed0b81
+def _folder(text: str) -> str:
+    "The absolute path of a folder, which need not be there yet"
+    path = os.path.expanduser(text)
+    if not path or path[0] == "~" or os.path.isfile(path):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a folder")
+    return os.path.abspath(path)
+
+def _place_options(parser) -> None:
+    "How runs go on this machine"
+    def add(name, help, **how): parser.add_argument(name, help=help, **how)
+    add("--threads", "for each run (default: 1); changes the last digits",
+        type=_positive(int), metavar="N")
+    add("--limit", "end a run that takes longer (default: 24)",
+        type=_positive(float), default=24, metavar="HOURS")
+    add("--data", "folder of data sets (default: TCE_DATA, or the user's "
+        "cache)", type=_folder, metavar="DIR")
+    add("--dry-run", "list the runs and what they would cost; start nothing",
+        action="store_true")
+    add("--json", "print the outcome, or the plan, as JSON",
+        action="store_true")
+
+# %% ../../nbs/run/08_cli.ipynb #29ed0b82
+def _sweep_options(parser) -> None:
+    "Which part of a plan, and where it runs"
+    _plan_options(parser, required=True)
+    def add(name, help, where=parser, **how):
+        where.add_argument(name, help=help, **{"metavar": "N", **how})
+    add("--workers", "runs at a time (default: cores, or GPUs)",
+        type=_positive(int))
+    add("--runs-per-gpu", "(default: 1)", type=_positive(int))
+    _place_options(parser)
+    ray = parser.add_argument_group("on a Ray cluster")
+    add("--ray", "auto, host:port, ray://host:port, or local for a cluster "
+        "of its own", ray, metavar="ADDRESS")
+    add("--cpus-per-run", "(default: 1)", ray, type=_positive(float))
+    add("--gpus-per-run", "a fraction shares a device (default: no GPU)", ray,
+        type=_positive(float))
+    add("--checkpoints", "a folder that all nodes share", ray,
+        metavar="DIR", type=_folder)
+
+# %% ../../nbs/run/08_cli.ipynb #62e44c92
+def _results_options(parser) -> None:
+    "Which tables, and how"
+    parser.add_argument("--preset", choices=[*PLANS, "cpu", "custom"],
+                        help="scale (default of this and the rest: all)")
+    _which_options(parser)
+    parser.add_argument("--reading", default="selected", choices=READINGS,
+                        help="the epoch: chosen on images held out, the last, "
+                        "or the best on the test set (default: selected)")
+    form = parser.add_mutually_exclusive_group()
+    for name, what in dict(csv="cells as CSV", markdown="tables in Markdown",
+                           json="cells as JSON").items():
+        form.add_argument(f"--{name}", action="store_true", help=what)
+
+# %% ../../nbs/run/08_cli.ipynb #d511ae9a
+_EXAMPLES = dict(
+    run="""examples:
+  tce run                                        # digits, in seconds
+  tce run --preset few --dataset cifar10 --loss tce:1.5 --eta 0.4 --seed 1
+  tce run --dataset mine.npz --loss ce --epochs 20 --device cuda
+  tce run --preset paper --dataset cifar100 --hold-out""",
+    sweep="""examples:
+  tce sweep --preset digits                      # a comparison, in minutes
+  tce sweep --preset few --dry-run               # what it would cost
+  tce sweep --preset paper --dataset cifar100 --loss tce:1.5 --eta 0.4
+                                                 # one cell of Table 1
+  tce sweep --preset smoke --noise pair_flip --set epochs=30 lr=0.05
+  tce sweep --preset paper --ray auto --gpus-per-run 0.25""",
+    status="""examples:
+  tce status                                     # every plan begun here
+  tce status --preset few --json""",
+    results="""examples:
+  tce results                                    # tables in the terminal
+  tce results --preset short --dataset cifar100 --reading last
+  tce results --csv > cells.csv""")
+
+# %% ../../nbs/run/08_cli.ipynb #b84c1146
+def make_parser() -> argparse.ArgumentParser:
+    "Return the parser of the command"
+    parser = _Parser(
+        prog="tce", description="Experiments with the Tamed Cross Entropy "
+        "loss.", epilog="tce VERB --help says more of a verb.")
+    parser.add_argument("--version", action="version",
+                        version=f"tce_nb {tce_nb.__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    def verb(name, about):
+        added = verbs.add_parser(
+            name, help=about, description=about, epilog=_EXAMPLES[name],
+            formatter_class=argparse.RawDescriptionHelpFormatter)
+        added.add_argument(
+            "--results", type=_folder, metavar="DIR",
+            help="folder of results (default: TCE_RESULTS, or results/)")
+        return added
+    _run_options(verb("run", "train one network and record it"))
+    _sweep_options(verb("sweep", "run a plan, or a part of it"))
+    status = verb("status", "what is done, running, failed and left")
+    _plan_options(status, required=False)
+    status.add_argument("--json", action="store_true", help="print the state "
+                        "of every run as JSON")
+    _results_options(verb("results", "tables of what came out"))
+    return parser
+
 # %% ../../nbs/run/08_cli.ipynb #f37be1d8
 def _run_config(options: argparse.Namespace) -> Config:
     "The configuration that the options of `tce run` describe"
@@ -71,9 +264,10 @@ def _run_config(options: argparse.Namespace) -> Config:
     config = preset(scale, **{**given, **method})
     if options.noise and config.eta == 0:
         refuse(ValueError, "--noise", f"{config.noise} without noise",
-               "--eta above 0" + ", 1 for a file" * (":" in config.noise))
-    if options.hold_out_noisy is not None and not config.hold_out: raise \
-        ValueError("--hold-out-noisy: has no effect without --hold-out")
+               "--eta above 0" + (", 1 for a file" if ":" in config.noise
+                                  else ""))
+    if options.hold_out_noisy is not None and not config.hold_out:
+        raise ValueError("--hold-out-noisy: has no effect without --hold-out")
     return config
 
 # %% ../../nbs/run/08_cli.ipynb #d69edb41
@@ -196,7 +390,7 @@ def _dry_run(jobs: list[Job], options, results: Path) -> int:
     runs: list[dict[str, Any]] = []
     for job in jobs:
         word, reason = job_status(job.name, results, job.rerun)
-        work = _work_left(job, results, options.data) * (word != "done")
+        work = 0 if word == "done" else _work_left(job, results, options.data)
         runs.append(dict(name=job.name, state=word, reason=reason or None,
                          hours=work / speed / 3600))
     hours = sum(run["hours"] for run in runs) / slots
@@ -453,200 +647,6 @@ def _markdown(table: pd.DataFrame) -> str:
     rows = [["", *table.columns], ["---"] * (len(table.columns) + 1),
             *([name, *row] for name, row in zip(table.index, table.values))]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-# %% ../../nbs/run/08_cli.ipynb #ab20db88
-class _Parser(argparse.ArgumentParser):
-    "A parser that takes no abbreviations"
-    def __init__(self, **options):
-        super().__init__(**{**options, "allow_abbrev": False})
-
-    def parse_known_args(self, *arguments):
-        "Each verb refuses what it does not know"
-        options, rest = super().parse_known_args(*arguments)
-        if not rest: return options, rest
-        word = rest[0].partition("=")[0]
-        *_, near = unknown("", word, self._option_string_actions).split("; ")
-        self.error(f"got {' '.join(rest)}, which is no option here"
-                   + (f"; {near}" if near.startswith("did") else ""))
-
-    def error(self, message):
-        self.exit(2, f"{self.prog}: error: {message}\n"
-                     f"Try '{self.prog} --help'.\n")
-
-# %% ../../nbs/run/08_cli.ipynb #4368a094
-def _field_option(parser, field: Field) -> None:
-    "The option for a field of `Config`"
-    kind, _ = field_types()[field.name]
-    how: dict[type, dict[str, Any]] = {
-        bool: dict(action=argparse.BooleanOptionalAction),
-        str: dict(metavar="NAME"), int: dict(type=int, metavar="N"),
-        float: dict(type=float, metavar="X")}
-    default = "" if field.default is None else f" (default: {field.default})"
-    parser.add_argument(
-        f"--{field.name.replace('_', '-')}", default=None, **how[kind],
-        help=field.metadata["help"].replace("%", "%%") + default)
-
-def _positive(kind: type):
-    "What reads a number above 0 and refuses others"
-    def read(text: str):
-        number = kind(text)
-        if not 0 < number < math.inf: raise ValueError(text)
-        return number
-    read.__name__ = f"positive {kind.__name__}"  # for the parser's message
-    return read
-
-# %% ../../nbs/run/08_cli.ipynb #4368a097
-_WORDS = ", ".join(dict.fromkeys([*METHODS, *LOSSES]))
-
-def _run_options(parser) -> None:
-    "A preset, and every field of a configuration"
-    parser.add_argument("--preset", choices=PRESETS, help="scale (default: "
-                        "smoke for the embedded digits, short for other data)")
-    for field in fields(Config):
-        if field.name not in ("loss", "hold_out", "milestones"):
-            _field_option(parser, field)
-    parser.add_argument("--loss", default="tce", metavar="LOSS",
-                        help=f"one of {_WORDS}; or FILE.py:NAME for one of "
-                        "your own (default: tce with --alpha)")
-    parser.add_argument("--milestones", type=int, nargs="*", metavar="EPOCH",
-                        help="epochs in which the learning rate falls")
-    parser.add_argument(
-        "--hold-out", nargs="?", const=True, type=float, metavar="SIZE",
-        help="images held out, or below 1 their share; without SIZE the "
-        "preset's")
-    parser.add_argument("--rerun", action="store_true", help="train again "
-                        "and replace the record when that has succeeded")
-    _place_options(parser)
-    parser.set_defaults(workers=1, runs_per_gpu=1, ray=None)
-
-# %% ../../nbs/run/08_cli.ipynb #94f72d90
-_SEVERAL: dict[str, Any] = dict(nargs="+", action="extend")
-
-def _which_options(parser) -> None:
-    "Data sets, losses and noise"
-    kinds = ", ".join([*NOISES, *NOISE_FILES.values()])
-    def add(name, help, **how):
-        parser.add_argument(name, help=help, **_SEVERAL, **how)
-    add("--dataset", f"of {', '.join(SIZES)}, or an .npz file", metavar="NAME")
-    add("--loss", f"of {_WORDS}; tce: all exponents; or FILE.py:NAME for one "
-        "of your own", metavar="LOSS")
-    add("--eta", "noise ratios, from 0 to 1", type=float,
-        metavar="ETA")
-    add("--noise", f"of {kinds}", metavar="KIND")
-
-def _plan_options(parser, required: bool) -> None:
-    "Which part of a plan"
-    parser.add_argument("--preset", choices=PLANS, required=required,
-                        help="the plan (default of the rest: all of it)")
-    _which_options(parser)
-    parser.add_argument("--seeds", type=int, metavar="N", help="seeds 1 to N "
-                        "of each cell (default: the plan's)")
-    parser.add_argument("--set", metavar="FIELD=VALUE", default=[],
-                        **_SEVERAL, help="change a field of every run: "
-                        "epochs=10 lr=0.05")
-
-# %% ../../nbs/run/08_cli.ipynb #29ed0b81
-def _folder(text: str) -> str:
-    "The absolute path of a folder, which need not be there yet"
-    path = os.path.expanduser(text)
-    if not path or path[0] == "~" or os.path.isfile(path):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a folder")
-    return os.path.abspath(path)
-
-def _place_options(parser) -> None:
-    "How runs go on this machine"
-    def add(name, help, **how): parser.add_argument(name, help=help, **how)
-    add("--threads", "for each run (default: 1); changes the last digits",
-        type=_positive(int), metavar="N")
-    add("--limit", "end a run that takes longer (default: 24)",
-        type=_positive(float), default=24, metavar="HOURS")
-    add("--data", "folder of data sets (default: TCE_DATA, or the user's "
-        "cache)", type=_folder, metavar="DIR")
-    add("--dry-run", "list the runs and what they would cost; start nothing",
-        action="store_true")
-    add("--json", "print the outcome, or the plan, as JSON",
-        action="store_true")
-
-# %% ../../nbs/run/08_cli.ipynb #29ed0b82
-def _sweep_options(parser) -> None:
-    "Which part of a plan, and where it runs"
-    _plan_options(parser, required=True)
-    def add(name, help, where=parser, **how):
-        where.add_argument(name, help=help, **{"metavar": "N", **how})
-    add("--workers", "runs at a time (default: cores, or GPUs)",
-        type=_positive(int))
-    add("--runs-per-gpu", "(default: 1)", type=_positive(int))
-    _place_options(parser)
-    ray = parser.add_argument_group("on a Ray cluster")
-    add("--ray", "auto, host:port, ray://host:port, or local for a cluster "
-        "of its own", ray, metavar="ADDRESS")
-    add("--cpus-per-run", "(default: 1)", ray, type=_positive(float))
-    add("--gpus-per-run", "a fraction shares a device (default: no GPU)", ray,
-        type=_positive(float))
-    add("--checkpoints", "a folder that all nodes share", ray,
-        metavar="DIR", type=_folder)
-
-# %% ../../nbs/run/08_cli.ipynb #62e44c92
-def _results_options(parser) -> None:
-    "Which tables, and how"
-    parser.add_argument("--preset", choices=[*PLANS, "cpu", "custom"],
-                        help="scale (default of this and the rest: all)")
-    _which_options(parser)
-    parser.add_argument("--reading", default="selected", choices=READINGS,
-                        help="the epoch: chosen on images held out, the last, "
-                        "or the best on the test set (default: selected)")
-    form = parser.add_mutually_exclusive_group()
-    for name, what in dict(csv="cells as CSV", markdown="tables in Markdown",
-                           json="cells as JSON").items():
-        form.add_argument(f"--{name}", action="store_true", help=what)
-
-# %% ../../nbs/run/08_cli.ipynb #d511ae9a
-_EXAMPLES = dict(
-    run="""examples:
-  tce run                                        # digits, in seconds
-  tce run --preset few --dataset cifar10 --loss tce:1.5 --eta 0.4 --seed 1
-  tce run --dataset mine.npz --loss ce --epochs 20 --device cuda
-  tce run --preset paper --dataset cifar100 --hold-out""",
-    sweep="""examples:
-  tce sweep --preset digits                      # a comparison, in minutes
-  tce sweep --preset few --dry-run               # what it would cost
-  tce sweep --preset paper --dataset cifar100 --loss tce:1.5 --eta 0.4
-                                                 # one cell of Table 1
-  tce sweep --preset smoke --noise pair_flip --set epochs=30 lr=0.05
-  tce sweep --preset paper --ray auto --gpus-per-run 0.25""",
-    status="""examples:
-  tce status                                     # every plan begun here
-  tce status --preset few --json""",
-    results="""examples:
-  tce results                                    # tables in the terminal
-  tce results --preset short --dataset cifar100 --reading last
-  tce results --csv > cells.csv""")
-
-# %% ../../nbs/run/08_cli.ipynb #b84c1146
-def make_parser() -> argparse.ArgumentParser:
-    "Return the parser of the command"
-    parser = _Parser(
-        prog="tce", description="Experiments with the Tamed Cross Entropy "
-        "loss.", epilog="tce VERB --help says more of a verb.")
-    parser.add_argument("--version", action="version",
-                        version=f"tce_nb {tce_nb.__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    def verb(name, about):
-        added = verbs.add_parser(
-            name, help=about, description=about, epilog=_EXAMPLES[name],
-            formatter_class=argparse.RawDescriptionHelpFormatter)
-        added.add_argument(
-            "--results", type=_folder, metavar="DIR",
-            help="folder of results (default: TCE_RESULTS, or results/)")
-        return added
-    _run_options(verb("run", "train one network and record it"))
-    _sweep_options(verb("sweep", "run a plan, or a part of it"))
-    status = verb("status", "what is done, running, failed and left")
-    _plan_options(status, required=False)
-    status.add_argument("--json", action="store_true", help="print the state "
-                        "of every run as JSON")
-    _results_options(verb("results", "tables of what came out"))
-    return parser
 
 # %% ../../nbs/run/08_cli.ipynb #068fe35f
 _COMMANDS = dict(run=_command_run, sweep=_command_sweep,
