@@ -522,8 +522,8 @@ def _command_status(options: argparse.Namespace) -> int:
 def _status(name: str, results: Path) -> dict[str, Any]:
     "The state of a run, and how far it is"
     word, reason = job_status(name, results)
-    return dict(name=name, reason=reason or None,
-                state="running" if word == "elsewhere" else word,
+    word = "running" if word == "elsewhere" else word
+    return dict(name=name, state=word, reason=reason or None,
                 **progress_of(name, results))
 
 # %% ../../nbs/run/08_cli.ipynb #63717413
