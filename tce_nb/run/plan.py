@@ -48,6 +48,7 @@ class Block:
     seeds: tuple[int, ...]
     noises: tuple[str, ...] = (Config.noise,)
     lrs: tuple[Optional[float], ...] = (None,)  # None: the preset's
+    optimizer: Optional[str] = None             # likewise
 
 # %% ../../nbs/run/06_plan.ipynb #45cbe152
 PLANS: dict[str, tuple[Block, ...]] = {
@@ -67,6 +68,8 @@ PLANS["few"] = (
     Block(C10, (0.4,), ("ce",), (1, 2), lrs=(0.03,)),
     Block(C10, (0.4,), ("tce:2", "ce", "ntce:1.5", "tce:1.5"), (1, 2),
           lrs=(0.3,)),
+    Block(C10, (0.4,), ("ce", "tce:1.5", "ntce:1.5"), (1, 2),
+          lrs=(0.001,), optimizer="adam"),
 )
 
 # %% ../../nbs/run/06_plan.ipynb #5964104b
@@ -159,11 +162,12 @@ class _Run(NamedTuple):
     loss: str
     seed: int
     lr: Optional[float] = None
+    optimizer: Optional[str] = None
 
 def _jobs(scale: str, run: _Run, changes: dict) -> list[Job]:
     "The job of a run, after that of the hold-out run that it needs"
-    chosen = {**run._asdict(), **parse_method(run.loss)}
-    if run.lr is None: del chosen["lr"]
+    chosen = {name: value for name, value in run._asdict().items()
+              if value is not None} | parse_method(run.loss)
     if scale in HOLD_OUT: chosen["hold_out"] = HOLD_OUT[scale]
     config = preset(scale, **{**chosen, **changes})
     if not config.hold_out:
@@ -178,7 +182,8 @@ def _jobs(scale: str, run: _Run, changes: dict) -> list[Job]:
 def _runs(scale: str) -> list[_Run]:
     "All runs of a preset's table, in order"
     return [
-        _Run(dataset, eta, noise, loss, seed, lr) for block in PLANS[scale]
+        _Run(dataset, eta, noise, loss, seed, lr, block.optimizer)
+        for block in PLANS[scale]
         for eta, seed, dataset, noise, lr, loss in itertools.product(
             block.etas, block.seeds, block.datasets, block.noises, block.lrs,
             block.losses)]
