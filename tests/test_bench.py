@@ -1,4 +1,7 @@
-"""The benchmark on other machines: processes that are not forked, and GPUs."""
+"""The benchmark: its loader on other systems, its goals, and the table that it prints."""
+import json
+
+import pytest
 import torch
 from conftest import save_npz
 
@@ -15,9 +18,35 @@ def test_the_usual_loader_works_where_processes_are_not_forked(tmp_path):
     batches._shutdown_workers()
 
 
-def test_a_report_names_the_processor_of_the_trainer(monkeypatch):
-    cpu = device_name(torch.device("cpu"))
-    assert bench.DEVICE != "cpu" or bench.machine()["device"] == cpu
-    monkeypatch.setattr(bench, "DEVICE", "cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    assert bench.machine()["device"] == f"a GPU (the trainer on {cpu})"
+def test_every_goal_has_its_row(monkeypatch, tmp_path):
+    times = {"ours": [1.0] * 5, "theirs": [2.0] * 5}
+    monkeypatch.setattr(bench, "take_turns", lambda steps, seconds: {name: times.get(name, [3.0] * 5) for name in steps})
+    monkeypatch.setattr(bench, "native_bfloat16", lambda: True)
+    for name in ("our_loop", "plain_loader", "SideBySide", "_cutters"): monkeypatch.setattr(bench, name, FakeLoop)
+    report = tmp_path/"bench.json"
+    bench.main(["--json", str(report), "--seconds", "0"])
+    rows = {row["name"]: row for row in json.loads(report.read_text())["rows"]}
+    goals = {name: row.get("at_most", row.get("at_least")) for name, row in rows.items() if bench.goal_of(row)[0]}
+    for words, goal in {"step, 1024 x 1000, class indices": 1.1, "step, 1024 x 1000, probabilities": 2, "memory, 1024 x 1000, label smoothing": 1.1,
+                        "forward /": 4, "js /": 6, "bitempered /": 10, "loop, float32": 1.6, "loop, bfloat16": 2, "augmentation": 20,
+                        "epoch of the trainer": 1.01}.items():
+        assert [value for name, value in goals.items() if words in name] == [goal], words
+    for precision in ("float32", "bfloat16"):
+        limit, = (row for name, row in rows.items() if name.startswith("the trainer / fastest kernel") and precision in name)
+        assert limit["ratio"] > 0
+
+
+class FakeLoop(dict):
+    "What times nothing"
+    def __init__(self, *arguments, **options): super().__init__(ours=None, theirs=None)
+    def close(self): pass
+
+
+@pytest.mark.parametrize("seconds, ratio, met", [("300", "0.50", "met"), ("900", "1.50", "**missed**")])
+def test_the_table_says_what_was_met_and_on_what(seconds, ratio, met, tmp_path, monkeypatch):
+    (tmp_path/".venv").mkdir()
+    (tmp_path/".venv/.seconds-test").write_text(seconds)
+    monkeypatch.setattr(bench, "project_folder", lambda: tmp_path)
+    text = bench.bench_markdown(dict(machine=bench.machine(), date="today", rows=bench.duration_rows()))
+    assert f"| make test / 10 minutes | {ratio} |  | at most 1 | {met} |" in text
+    assert f"Measured on {device_name(torch.device('cpu'))}, " in text

@@ -6,8 +6,7 @@ import pytest
 from conftest import ROOT
 
 from tce_nb.report.claims import (
-    CLAIMS, RULES, VERDICTS, Cell, Comparison, Evidence, claims_markdown, claims_table, outcome, pairs, results_of,
-    scales_of, verdict)
+    CLAIMS, RULES, VERDICTS, Cell, Comparison, Evidence, claims_markdown, claims_table, outcome, pairs, results_of, verdict)
 from tce_nb.report.results import Gain
 from tce_nb.run.config import Config
 from tce_nb.run.plan import ETAS, METHODS
@@ -81,13 +80,24 @@ def test_a_comparison_is_paired_and_has_the_papers_difference():
 
 def test_every_scale_counts_by_itself_and_cpu_stands_in():
     cells = [Cell("cifar10", 0.4, m) for m in ("ce", "tce:1.5")]
-    (a, b), (c, d), (e, f) = (world(as_claimed, scale=scale, cells=cells) for scale in ("short", "few", "cpu"))
-    both = Evidence(pd.concat([a, c, e]), pd.concat([b, d, f]), BENCH)
-    assert scales_of(both, cells[0], "accuracy") == ["short", "few"] and scales_of(both, cells[0], "rise") == ["few"]
-    assert scales_of(Evidence(e, f, BENCH), cells[0], "rise") == ["cpu"]
-    assert scales_of(both, Cell("mnist", 0.4, "ce"), "accuracy") == ["cpu"]
-    assert scales_of(both, Cell("mnist", 0.4, "ce"), "rise") == []
-    assert scales_of(Evidence(e, f, BENCH), Cell("cifar10", None, "mae"), "accuracy") == ["cpu"]
+    (a, b), (c, d) = (world(as_claimed, scale=scale, cells=cells) for scale in ("short", "few"))
+    old, old_history = world(as_claimed, scale="cpu", cells=[*cells, Cell("cifar10", 0.4, "mse"), Cell("mnist", 0.4, "ce")])
+    frame, history = pd.concat([a, c, old]), pd.concat([b, d, old_history])
+    def scales(frame, first, second, quantity):
+        return [r.scale for r in results_of(Evidence(frame, history, BENCH), Comparison(first, second, quantity)) if r.ours]
+    ce, tce, mse = (Cell("cifar10", 0.4, m) for m in ("ce", "tce:1.5", "mse"))
+    assert scales(frame, tce, ce, "accuracy") == ["short", "few"] and scales(frame, tce, ce, "rise") == ["few"]
+    assert scales(frame, mse, ce, "accuracy") == scales(frame, mse, ce, "rise") == scales(old, tce, ce, "rise") == ["cpu"]
+    assert scales(frame, Cell("mnist", 0.4, "ce"), 0.0, "drop") == ["cpu"] and scales(a, tce, ce, "rise") == []
+
+
+def test_a_claim_counts_each_datum_once():
+    parts = [world(as_claimed, scale=scale, cells=[Cell(*at, m) for at in (("cifar10", 0.4), ("cifar100", 0.0)) for m in METHODS])
+             for scale in ("paper", "short", "few", "cpu")]
+    table = claims_table(*(pd.concat(part) for part in zip(*parts)), BENCH)
+    for found in table.comparisons:
+        seen = [(r.label, r.scale) for r in found]
+        assert len(set(seen)) == len(seen) and all(r.scale != "cpu" and r.ours.n in (3, 6) for r in found if r.ours and r.scale != "bench")
 
 
 def test_a_run_that_never_gets_there_counts_with_all_its_epochs():

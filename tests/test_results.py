@@ -6,16 +6,19 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
+from made_up import make_up
 from scipy import stats
 
+from tce_nb.report.figures import plot_gains, plot_learning
 from tce_nb.report.paper import paper_numbers
 from tce_nb.report.results import (
-    Gain, accuracy_table, cell_table, curves, digits_comparison, epochs_to, gain, overfit_after_drop, readme_table,
-    reported_runs, runs_like, scale_text, speed_points, speed_threshold, table_markdown, update_readme)
-from tce_nb.run.config import Config, preset
+    Gain, accuracy_table, at_all_rates, best_rate_markdown, best_rate_table, cell_table, curves, digits_comparison, epochs_to,
+    gain, overfit_after_drop, readme_table, reported_runs, scale_text, speed_points, speed_threshold, table_markdown, update_readme)
+from tce_nb.run.config import Config
+from tce_nb.run.plan import plan
 from tce_nb.run.records import gather, histories
 
-HERE = ROOT/"results"
+HERE, UNIFORM = ROOT/"results", [Config.noise]
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +32,8 @@ def runs_of(method, *accuracies, scale="few", first=1, **column):
     usual = dict(vars(Config()), dataset="cifar10", eta=0.4, version="", classes=10, tested_on=10_000, diverged=None, epochs=128,
                  hold_out=0.0 if whole else 0.1, train_per_class=500, trained_on=4500, held_out=500, wrong_rate=0.36)
     return pd.DataFrame([dict(usual, scale=scale, **column) | dict(
-        method=method, seed=seed, name=f"{method}-{scale}-{seed}-{column}", selected=accuracy / 100, last=accuracy / 100)
-        for seed, accuracy in enumerate(accuracies, first)])
+        method=method, seed=seed, name=f"{method}-{scale}-{seed}-{column}", cell=f"{method}-{scale}-{column}",
+        selected=accuracy / 100, last=accuracy / 100) for seed, accuracy in enumerate(accuracies, first)])
 
 
 def both(scale="few", gain=3, **column):
@@ -63,9 +66,12 @@ def test_one_seed_and_a_tie_have_no_interval():
         assert str(found) == "+10.0" and "interval" not in found.words
 
 
-def test_two_runs_with_one_seed_are_refused():
-    twice = pd.concat([runs_of("ce", 50), runs_of("tce:1", 51)])
-    with pytest.raises(ValueError, match="several with one seed"): gain(twice, runs_of("ce", 50))
+@pytest.mark.parametrize("other, message", [
+    (runs_of("tce:1", 51), "several with one seed"), (runs_of("ce", 51, scale="cpu", first=2), "the scales cpu, few")])
+def test_a_cell_of_two_losses_or_scales_is_refused(other, message):
+    mixed = pd.concat([runs_of("ce", 50), other])
+    for call in (lambda: gain(mixed, runs_of("tce:2", 50)), lambda: cell_table(mixed.assign(method="ce"))):
+        with pytest.raises(ValueError, match=message): call()
 
 
 @pytest.mark.parametrize("found, text", [
@@ -74,6 +80,8 @@ def test_two_runs_with_one_seed_are_refused():
 def test_a_gain_has_as_many_digits_as_its_interval_carries(found, text):
     assert str(found) == text and found.words.startswith(text.partition(" ")[0] + " points (")
 
+
+# which runs count
 
 def test_a_column_shows_the_first_scale_that_compares():
     short, cpu = both("short"), both("cpu")
@@ -109,15 +117,86 @@ def test_a_run_counts_once_and_one_version_is_shown():
     assert len(reported_runs(pd.concat([both(), again, other]))) == 6
 
 
-def test_runs_like_leaves_the_rate_open():
-    usual = preset("few", dataset="cifar10", eta=0.4)
-    alike = pd.concat([both(), both(lr=0.03, gain=1), both(lr=0.3, weight_decay=1e-3)])
-    alike["epochs"] = usual.epochs
-    assert len(runs_like(alike, usual)) == 6
-    assert set(runs_like(alike, usual, ["lr"]).lr) == {0.1, 0.03}
-    table = cell_table(runs_like(alike, usual, ["lr"]), ["lr"], baseline=runs_of("ce", 40, 42, 42, lr=1))
-    assert table.pairs.tolist() == [3] * 4 and table.gain.min() > 9
+@pytest.fixture
+def with_new_scales(tmp_path):
+    "The committed records, and one seed of the pair at `few` on CIFAR-10 at 40%, and at `short` on CIFAR-100"
+    jobs = plan("few", ["cifar10"], ["ce", "tce:1.5"], [0.4], 1, UNIFORM) + plan("short", ["cifar100"], ["ce", "tce:1.5"], [0.8], 1, UNIFORM)
+    make_up(jobs, tmp_path)
+    assert sorted(p.name.rpartition("-")[0] for p in tmp_path.glob("records/*")) == [
+        f"{column}-select-seed1" for column in ("cifar10-ce-eta0.4", "cifar10-tce1.5-eta0.4", "cifar100-ce-eta0.8", "cifar100-tce1.5-eta0.8")]
+    return pd.concat([gather(HERE), gather(tmp_path)]), pd.concat([histories(HERE), histories(tmp_path)])
 
+
+def test_tables_and_readme_show_new_records_for_old_with_their_scale(with_new_scales):
+    frame, _ = with_new_scales
+    table = accuracy_table(frame, "table2").set_index(["eta", "dataset", "method"])
+    new, old = table.loc[(0.4, "cifar10", "tce:1.5")], table.loc[(0.8, "cifar10", "tce:1.5")]
+    assert (new.scale, new.n, new.pairs, new.significant, old.scale) == ("few", 1, 1, False, "cpu")
+    assert not math.isnan(new.gain) and pd.isna(new.low) and table.n[0.4, "cifar10", "mse"] == 0
+    text = table_markdown(table.reset_index(), "", "x")
+    for head in ("η = 0.4<br>128 epochs, 5,000 images |", "η = 0.8<br>40 epochs, 5,000 images |"): assert f"CIFAR-10<br>{head}" in text
+    rows = {line.split(" |")[0]: line for line in readme_table(frame).splitlines()}
+    assert "| 128 epochs, 5,000 images |" in rows["| CIFAR-10, 40%"] and "(1)" in rows["| CIFAR-10, 40%"]
+    assert "| 64 epochs, all images |" in rows["| CIFAR-100, 80%"] and "| 40 epochs, " in rows["| MNIST, 40%"]
+    assert "**" not in rows["| CIFAR-10, 40%"] + rows["| CIFAR-100, 80%"] and "**" in rows["| MNIST, 40%"]
+
+
+def test_figures_show_new_records_for_old_with_their_scale(with_new_scales):
+    frame, history = with_new_scales
+    labels = [label.get_text() for label in plot_gains(accuracy_table(frame, "table1")).axes[0].get_yticklabels()]
+    assert {"CIFAR-100, η = 0.8, short", "CIFAR-100, η = 0.4, cpu"} <= set(labels)
+    shown = reported_runs(frame, "cifar10")
+    titles = [axes.get_title() for axes in plot_learning(curves(shown, history)).axes]
+    assert titles[:3] == ["(a) η = 0, cpu", "(b) η = 0.4, few", "(c) η = 0.8, cpu"]
+    column = shown[shown.eta == 0.4]
+    points = speed_points(column, history, speed_threshold(column, "cifar10"))
+    assert points.index.tolist() == ["ce", "tce:1.5"] and points.n.eq(1).all() and 30 < points.epochs["ce"] < 64
+    assert overfit_after_drop(column, history).rise.between(0, 3).all() and scale_text(column) == "128 epochs, 5,000 images, 1 seed"
+
+
+# learning rates
+
+def at_rates():
+    "GCE does better at 0.01 on the validation set, CE at 0.1; on the test set it is the other way round"
+    slow = [runs_of("ce", 59, 60, scale="custom", lr=0.01), runs_of("gce", 50, 51, scale="custom", lr=0.01)]
+    runs = pd.concat([both(), runs_of("gce", 54, 55), *slow, runs_of("gce", 90, scale="custom", lr=0.01, epochs=99)])
+    good = (runs.method == "gce") == (runs.lr == 0.01)
+    return runs, pd.DataFrame(dict(name=runs.name, epoch=1, val_accuracy=0.3 + 0.1 * good))
+
+
+def test_each_loss_is_taken_at_the_rate_of_the_better_validation_accuracy():
+    frame, history = at_rates()
+    table = best_rate_table(frame, history, reported_runs(frame))
+    assert table.lr.to_dict() == {"ce": 0.1, "tce:1.5": 0.1, "gce": 0.01} and set(table.scale) == {"few"}
+    assert table.gain["gce"] == pytest.approx(-0.5) and table.pairs["gce"] == 2  # over CE at 0.1
+    text = best_rate_markdown(table, "Rates.", "x")
+    assert re.search(r"\| GCE \| 0.01 \| 0.01, 0.1 \| 50.5 ± 0.7 \(2\) \| 50.5 \| −0.5", text) and "| TCE α = 1.5 | 0.1 | 0.1 |" in text
+
+
+def test_rates_are_compared_on_equal_seeds_and_one_that_diverged_loses():
+    frame, history = at_rates()
+    lucky = history.assign(val_accuracy=history.val_accuracy.where(~history.name.str.contains("gce-few-2"), 0.9))
+    assert best_rate_table(frame[frame.name != "gce-custom-2-{'lr': 0.01}"], lucky, reported_runs(frame)).lr["gce"] == 0.01
+    gone = history.assign(val_accuracy=history.val_accuracy.where(~history.name.str.contains("gce-custom")))
+    assert best_rate_table(frame, gone, reported_runs(frame)).lr["gce"] == 0.1
+
+
+def test_full_runs_take_the_rate_of_their_cells_hold_out_runs():
+    frame, history = at_rates()
+    full = frame.assign(hold_out=0.0, name=frame.name + "full", scale=frame.scale.replace("few", "paper"))
+    with pytest.raises(ValueError, match="runs: got no hold-out run of ce, expected one of every loss"):
+        best_rate_table(full, history, reported_runs(full))
+    frame = pd.concat([full, frame.assign(scale="custom")])
+    assert best_rate_table(frame, history, reported_runs(frame)).lr["gce"] == 0.01
+
+
+def test_at_all_rates_leaves_all_else_alike():
+    frame, _ = at_rates()
+    found = at_all_rates(frame, reported_runs(frame))
+    assert len(found) == 12 and set(found.epochs) == {128} and at_all_rates(frame[:0], frame[:0]).empty
+
+
+# tables
 
 def test_two_losses_that_guess_have_no_gain():
     table = cell_table(pd.concat([runs_of("ce", 10, 12), runs_of("mae", 19, 9), runs_of("tce:1", 40, 41)]))
@@ -144,6 +223,8 @@ def test_the_normalised_loss_has_a_row_of_its_own():
     rows = re.findall(r"^\| ([^|]*) \|", text, re.M)
     assert rows[2:] == ["CE", "MSE", "MAE", *(f"TCE α&nbsp;=&nbsp;{a}" for a in ("0.5", "1", "1.5", "2")), "normalised TCE α&nbsp;=&nbsp;1.5"]
 
+
+# curves and speed
 
 def history_of(runs, accuracies, memorised=None):
     half = len(accuracies) // 2
@@ -188,7 +269,7 @@ def test_the_readme_keeps_its_marks_and_its_text(tmp_path):
     for _ in range(2): update_readme(path, both())
     text = path.read_text()
     assert text.startswith("Before.\n<!-- records -->\n\n| data") and text.endswith("\n\n<!-- end of records -->\nAfter.\n")
-    assert "CIFAR-10, 40%" in text and "outdated" not in text and "128 epochs, 5,000 images, 3 seeds" in " ".join(text.split())
+    assert "| CIFAR-10, 40% | 128 epochs, 5,000 images |" in text and "outdated" not in text
 
 
 def test_the_committed_records_fill_tables_and_readme():

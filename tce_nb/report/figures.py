@@ -5,6 +5,7 @@
 # %% ../../nbs/report/02_figures.ipynb #1533bb7a
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Iterable, Mapping
 
@@ -17,10 +18,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..labels import reliability, risk_coverage
-from ..losses import tame, tamed_weight
+from ..losses import tame
 from .paper import (
     DEFAULT, FIG2, TITLES, in_order, method_label)
-from ..run.config import Config, lr_milestones
 from ..run.plan import ROBUST
 
 # %% auto #0
@@ -44,9 +44,9 @@ def use_style() -> None:
         "axes.facecolor": "none", "figure.constrained_layout.use": True,
         "svg.fonttype": "path", "svg.hashsalt": "tce_nb",
         "savefig.transparent": True})
-    try: from matplotlib_inline.backend_inline import set_matplotlib_formats
-    except ImportError: return
-    set_matplotlib_formats("svg", metadata={"Date": None})
+    with contextlib.suppress(ImportError):  # outside a notebook
+        from matplotlib_inline import backend_inline
+        backend_inline.set_matplotlib_formats("svg", metadata={"Date": None})
 
 # %% ../../nbs/report/02_figures.ipynb #e0a3d737
 _STYLES = {  # colour of the palette, dashes of a line, marker of a point
@@ -62,7 +62,8 @@ def _style_of(method: str) -> tuple:
     colour, dashes, marker = _STYLES.get(
         method.removeprefix("n") if method.startswith("ntce:") else method,
         (7, (2, 2), "*"))
-    if method.startswith("ntce:"): dashes = (1, 1)
+    if method.startswith("ntce:"):
+        dashes = (1, 1)
     return sns.color_palette("colorblind")[colour], dashes, marker
 
 # %% ../../nbs/report/02_figures.ipynb #d1c00001
@@ -96,19 +97,20 @@ def _panels(count: int, height: float, columns: int = 2, **shared):
     rows = -(-count // columns)
     figure, panels = plt.subplots(rows, columns, squeeze=False, figsize=(
         _WIDTH, 0.6 + height * rows), **shared)
-    for axes in panels.flat[count:]: axes.set_axis_off()
+    for axes in panels.flat[count:]:
+        axes.set_axis_off()
     return figure, list(panels.flat[:count])
 
-def _name_losses(figure: Figure, methods: Iterable[str],
-                 style=method_style) -> None:
+def _legend(figure: Figure, named: Iterable, style=method_style) -> None:
     "One legend above all panels"
-    handles = [plt.Line2D([], [], **style(method)) for method in methods]
+    handles = [plt.Line2D([], [], **style(one)) for one in named]
     figure.legend(handles=handles, ncols=3, loc="outside upper center")
 
 def _say_if_empty(axes: Axes) -> None:
     "Words where there is nothing to draw"
-    if not axes.has_data(): axes.text(
-        0.5, 0.5, "no runs yet", ha="center", transform=axes.transAxes)
+    if not axes.has_data():
+        axes.text(0.5, 0.5, "no runs yet", ha="center",
+                  transform=axes.transAxes)
 
 # %% ../../nbs/report/02_figures.ipynb #8d39f02c
 def loss_and_gradient(
@@ -136,26 +138,7 @@ def plot_loss_and_gradient(
              title="(a) Loss")
     right.set(xlim=(0, -5), ylim=(0, -1.1), yticks=(0, -0.5, -1),
               xlabel=r"$\log q_i$", title="(b) Gradient")
-    figure.legend(*left.get_legend_handles_labels(), ncols=3,
-                  loc="outside upper center")
-    return figure
-
-# %% ../../nbs/report/02_figures.ipynb #5c97c1e7
-def plot_sample_weight(
-    alphas: Iterable[float] = ALPHAS,  # curves to draw
-) -> Figure:
-    "How much a sample counts against the trust in its label, as in Fig. 1"
-    figure, (axes,) = _panels(1, 2.6)
-    q = torch.logspace(-4, 0, 256)
-    for alpha in alphas:
-        axes.plot(q, tamed_weight(-q.log(), alpha), **alpha_style(alpha))
-    ticks = [1, 0.1, 0.01, 0.001, 0.0001]
-    axes.set(xscale="log", xlim=(1, 1e-4), ylim=(0, 1.05), xticks=ticks,
-             xticklabels=[f"{tick:g}" for tick in ticks[:-1]] + ["0.0001"],
-             xlabel="probability the network gives to the label",
-             ylabel="weight of the sample")
-    figure.legend(*axes.get_legend_handles_labels(), ncols=3,
-                  loc="outside upper center")
+    _legend(figure, alphas, alpha_style)
     return figure
 
 # %% ../../nbs/report/02_figures.ipynb #1c28e7d0
@@ -165,25 +148,30 @@ def _draw(axes: Axes, rows: pd.DataFrame, what: str, methods: Iterable[str],
     for method in methods:
         by_seed = rows[rows.method == method].pivot(
             index="epoch", columns="seed", values=what).dropna(how="all")
-        if by_seed.empty: continue
+        if by_seed.empty:
+            continue
         style, mean = method_style(method), by_seed.mean(axis=1)
         axes.plot(mean.index, mean, **style)
-        if seeds: axes.plot(by_seed.index, by_seed, color=style["color"],
-                            linewidth=0.6, alpha=0.6)
-        else: axes.fill_between(
-            mean.index, by_seed.min(axis=1), by_seed.max(axis=1),
-            color=style["color"], alpha=0.15, linewidth=0)
+        if seeds:
+            axes.plot(by_seed.index, by_seed, color=style["color"],
+                      linewidth=0.6, alpha=0.6)
+        else:
+            axes.fill_between(
+                mean.index, by_seed.min(axis=1), by_seed.max(axis=1),
+                color=style["color"], alpha=0.15, linewidth=0)
     _mark_drops(axes, rows)
     _say_if_empty(axes)
 
+# %% ../../nbs/report/02_figures.ipynb #e1c0000a
 def _mark_drops(axes: Axes, rows: pd.DataFrame) -> None:
     "Dotted lines where the learning rate drops, and ticks there"
-    if rows.empty: return
-    *drops, _ = sorted(rows.groupby("lr").epoch.min(), reverse=True)
-    for drop in drops: axes.axvline(
-        drop, color=_GREY, linestyle=":", linewidth=1, zorder=0)
-    axes.set(xlim=(1, rows.epoch.max()),
-             xticks=[*sorted(drops), rows.epoch.max()])
+    if rows.empty:
+        return
+    _, *drops = sorted(rows.groupby("lr").epoch.min())
+    for drop in drops:
+        axes.axvline(drop, color=_GREY, linestyle=":", linewidth=1, zorder=0)
+    last = rows.epoch.max()
+    axes.set(xlim=(1, last), xticks=[*drops, last])
 
 # %% ../../nbs/report/02_figures.ipynb #76be66d4
 def plot_learning(
@@ -193,26 +181,28 @@ def plot_learning(
 ) -> Figure:
     "Fig. 2: test error by epoch, a panel for each noise ratio"
     rows = rows[rows.method.isin([*methods])]
-    shown = [(eta, False) for eta in sorted(rows.eta.unique())]
-    if (detail, False) in shown: shown.insert(
-        shown.index((detail, False)) + 1, (detail, True))
+    shown = [(eta, close) for eta in sorted(rows.eta.unique())
+             for close in (False, True) if not close or eta == detail]
     figure, panels = _panels(max(1, len(shown)), 2.1)
     low = min(30, 10 * math.floor(rows.error.min() / 10)) if len(rows) else 30
     for axes, (eta, close), letter in zip(panels, shown, "abcdefgh"):
         part = rows[rows.eta == eta]
         _draw(axes, part, "error", methods)
-        axes.set(title=f"({letter}) η = {eta:g}" + ", detail" * close,
+        notes = ["detail"] * close + [*part.scale.unique()] * (
+            rows.scale.nunique() > 1)
+        axes.set(title=", ".join([f"({letter}) η = {eta:g}", *notes]),
                  ylim=_close_up(axes, part) if close else (low, 100),
                  xlabel="epoch", ylabel="test error (%)")
-    if not shown: _say_if_empty(panels[0])
-    _name_losses(figure, [m for m in methods if m in set(rows.method)])
+    _say_if_empty(panels[0])
+    _legend(figure, [m for m in methods if m in set(rows.method)])
     return figure
 
 # %% ../../nbs/report/02_figures.ipynb #abae9d90
 def _close_up(axes: Axes, rows: pd.DataFrame) -> tuple[float, float]:
     "Show the epochs around the drops only, and return their range of error"
     drops = sorted(rows.groupby("lr").epoch.min())
-    if len(drops) < 2: return 0, 100
+    if len(drops) < 2:
+        return 0, 100
     last = rows.epoch.max()
     left, right = drops[1] - last / 9, last - last / 8
     axes.set_xlim(left, right)
@@ -226,12 +216,13 @@ def plot_benefit(
 ) -> Figure:
     "Test error and share of wrong labels memorised, by epoch"
     figure, panels = _panels(2, 2.6)
-    for axes, what, title in zip(panels, ("error", "memorised"), (
-            "test error (%)", "wrong labels\nmemorised (%)")):
+    titles = {"error": "test error (%)",
+              "memorised": "wrong labels\nmemorised (%)"}
+    for axes, (what, title) in zip(panels, titles.items()):
         _draw(axes, rows, what, methods, seeds=True)
         axes.set(title=title, xlabel="epoch")
     panels[1].set_ylim(0, None)
-    _name_losses(figure, methods)
+    _legend(figure, methods)
     return figure
 
 # %% ../../nbs/report/02_figures.ipynb #14030167
@@ -252,7 +243,7 @@ def plot_speed(
         axes.set(title=title, ylabel="test accuracy (%)",
                  xlabel=f"epochs to {thresholds[title]:.3g}%")
         axes.set_xlim(left=max(0, axes.get_xlim()[0]))
-    _name_losses(figure, in_order(
+    _legend(figure, in_order(
         m for table in points.values() for m in table.index), _point_style)
     return figure
 
@@ -265,31 +256,41 @@ def plot_gains(
     methods = [*methods]
     rows = table[table.method.isin(methods)].dropna(
         subset=["gain", "paper_gain"], how="all")
-    columns = [*rows.groupby(["dataset", "eta"], sort=False).groups]
+    columns = [*rows.groupby(["dataset", "eta"], sort=False)]
     figure, (axes,) = _panels(1, 0.6 + 0.3 * len(columns))
     axes.axvline(0, color=method_style("ce")["color"], linewidth=1.2)
-    for row in rows.itertuples():
-        place = columns.index((row.dataset, row.eta)) + 0.6 * (
-            (methods.index(row.method) + 0.5) / len(methods) - 0.5)
-        _draw_gain(axes, row, place)
+    for line, (_, column) in enumerate(columns):
+        for row in column.itertuples():
+            share = (methods.index(row.method) + 0.5) / len(methods) - 0.5
+            _draw_gain(axes, row, line + 0.6 * share)
     axes.set(yticks=range(len(columns)), ylim=(len(columns) - 0.4, -0.6),
-             yticklabels=[f"{TITLES.get(d, d)}, η = {eta:g}"
-                          for d, eta in columns],
+             yticklabels=[_column_label(*one) for one in columns],
              xlabel="points of test accuracy over CE")
-    _name_losses(figure, [*methods, "the paper"], lambda method: dict(
-        color=_GREY, marker="d", linestyle="none", markerfacecolor="none",
-        label=method) if method == "the paper" else _point_style(method))
+    _legend(figure, [*methods, _PAPER], lambda method: _PAPER_STYLE
+            if method == _PAPER else _point_style(method))
     return figure
 
 # %% ../../nbs/report/02_figures.ipynb #a3d10c13
+_PAPER = "the paper"
+_PAPER_STYLE: dict = dict(color=_GREY, marker="d", linestyle="none",
+                    markerfacecolor="none", label=_PAPER)
+
 def _draw_gain(axes: Axes, row, place: float) -> None:
     "Our gain with its interval, and the paper's"
-    axes.plot(row.paper_gain, place, "d", color=_GREY, markerfacecolor="none")
+    axes.plot(row.paper_gain, place, **_PAPER_STYLE)
     style = _point_style(row.method)
-    if pd.isna(row.low): style["markerfacecolor"] = "none"
-    else: axes.plot([row.low, row.high], [place, place],
-                    color=style["color"], linewidth=1.8)
+    if pd.isna(row.low):
+        style["markerfacecolor"] = "none"
+    else:
+        axes.plot([row.low, row.high], [place, place],
+                  color=style["color"], linewidth=1.8)
     axes.plot(row.gain, place, **style)
+
+def _column_label(key: tuple, rows: pd.DataFrame) -> str:
+    "A column of a table and the scale of its runs"
+    dataset, eta = key
+    scales = rows.scale.dropna().unique()
+    return ", ".join([TITLES.get(dataset, dataset), f"η = {eta:g}", *scales])
 
 # %% ../../nbs/report/02_figures.ipynb #d1c00011
 def plot_seeds(
@@ -305,41 +306,8 @@ def plot_seeds(
         axes.plot(ends[method], ends.index, **_point_style(method))
     axes.set(yticks=[], xlabel="test accuracy (%)", ylabel="seeds")
     _say_if_empty(axes)
-    _name_losses(figure, methods, _point_style)
+    _legend(figure, methods, _point_style)
     return figure
-
-# %% ../../nbs/report/02_figures.ipynb #cfaac181
-def plot_history(
-    history: list[dict],  # of a run
-    config: Config,
-) -> Figure:
-    "Error by epoch, and how much of the training labels has been learned"
-    figure, (left, right) = _panels(2, 2.8)
-    _plot_columns(left, history, {
-        "test_accuracy": "test", "val_accuracy": "validation"},
-        lambda accuracy: 100 * (1 - accuracy))
-    _plot_columns(right, history, {
-        "clean_accuracy": "clean, learned", "memorised": "wrong, memorised",
-        "corrected": "wrong, seen through"}, lambda share: 100 * share)
-    left.set(xlabel="epoch", title="error (%)")
-    right.set(xlabel="epoch", ylim=(0, 100), title="training labels (%)")
-    for axes in (left, right):
-        for drop in lr_milestones(config):
-            if drop <= config.epochs: axes.axvline(
-                drop, color=_GREY, linestyle=":", linewidth=1, zorder=0)
-        axes.legend()
-    return figure
-
-# %% ../../nbs/report/02_figures.ipynb #95b3706c
-def _plot_columns(axes: Axes, history: list[dict], names: dict,
-                  convert) -> None:
-    "Curves of the columns that a history has"
-    for (name, label), method in zip(names.items(), _STYLES):
-        rows = [row for row in history if row.get(name) is not None]
-        if rows: axes.plot(
-            [row["epoch"] for row in rows],
-            [convert(row[name]) for row in rows], label=label,
-            dashes=_STYLES[method][1])
 
 # %% ../../nbs/report/02_figures.ipynb #9974e02c
 def plot_samples(
@@ -350,33 +318,17 @@ def plot_samples(
 ) -> Figure:
     "A grid of images, each under its label; wrong labels stand out"
     figure, panels = _panels(max(1, len(images)), 0.62, columns)
-    for axis in panels: axis.axis("off")
+    for axis in panels:
+        axis.axis("off")
     for axis, image, label, true in zip(panels, images, labels, true_labels):
-        if len(image) not in (1, 3): image = image.float().mean(0, True)
+        if len(image) not in (1, 3):
+            image = image.float().mean(0, True)
         axis.imshow(image.permute(1, 2, 0).squeeze(), cmap="gray")
-        if label == true: axis.set_title(int(label), size=9)
-        else: axis.set_title(f"{int(true)}→{int(label)}", size=9,
-                             color=method_style(DEFAULT)["color"])
-    return figure
-
-# %% ../../nbs/report/02_figures.ipynb #78b7a7d5
-def plot_confusion(
-    labels: Tensor,     # true classes
-    predicted: Tensor,
-    num_classes: int,
-) -> Figure:
-    "Confusion matrix; numbers are shown for up to ten classes"
-    counts = torch.bincount(labels * num_classes + predicted,
-                            minlength=num_classes ** 2)
-    counts = counts.view(num_classes, num_classes)
-    few = num_classes <= 10
-    figure, (axes,) = _panels(1, 3.6)
-    sns.heatmap(counts / counts.sum(1, keepdim=True).clamp(min=1), ax=axes,
-                vmin=0, vmax=1, cmap="crest", annot=counts if few else None,
-                fmt="d", square=True, annot_kws={"size": 9},
-                xticklabels=1 if few else 10, yticklabels=1 if few else 10)
-    axes.set(xlabel="predicted", ylabel="true")
-    axes.grid(False)
+        if label == true:
+            axis.set_title(int(label), size=9)
+        else:
+            axis.set_title(f"{int(true)}→{int(label)}", size=9,
+                           color=method_style(DEFAULT)["color"])
     return figure
 
 # %% ../../nbs/report/02_figures.ipynb #6df5517c
@@ -399,5 +351,5 @@ def plot_confidence(
              ylim=(0, 1), title="reliability")
     right.set(xlabel="coverage", ylabel="error among them (%)", xlim=(0, 1),
               ylim=(0, None), title="risk and coverage")
-    _name_losses(figure, predictions)
+    _legend(figure, predictions)
     return figure

@@ -20,13 +20,17 @@ __all__ = ['TITLES', 'THRESHOLDS', 'paper_numbers', 'method_label']
 def paper_numbers(
     which: str,  # "table1", "table2" or "fig3"
 ) -> pd.DataFrame:
-    "The paper's numbers, a row for each cell, in percent"
+    "The paper's numbers in percent, a row for each cell, and gains over CE"
     project = project_folder()
-    if project is None: raise FileNotFoundError(
-        "results/paper: not here; it is part of a clone of this project")
+    if project is None:
+        raise FileNotFoundError("results/paper: not here; it is part of a "
+                                "clone of this project")
     frame = pd.read_csv(project/"results"/"paper"/f"{which}.csv")
     frame.insert(1, "method", [loss_name(loss, alpha) for loss, alpha
                                in zip(frame.loss, frame.alpha)])
+    plain = frame.accuracy.where(frame.method == "ce")
+    plain = plain.groupby([frame.dataset, frame.eta]).transform("first")
+    frame["gain"] = (frame.accuracy - plain).where(frame.method != "ce")
     return frame
 
 # %% ../../nbs/report/00_paper.ipynb #d1a00002
@@ -52,9 +56,12 @@ def method_label(
 ) -> str:
     "The loss as tables and legends write it, such as TCE α = 1.5"
     loss, _, alpha = method.partition(":")
-    kind = {"tce": "TCE", "ntce": "normalised TCE"}.get(loss)
-    if kind: return f"{kind} α = {float(alpha):g}"
-    return _LABELS.get(method, method if ".py" in method else method.upper())
+    if loss == "tce":
+        return f"TCE α = {float(alpha):g}"
+    if loss == "ntce":
+        return f"normalised TCE α = {float(alpha):g}"
+    own = ".py" in method  # a loss in a file of yours
+    return _LABELS.get(method, method if own else method.upper())
 
 # %% ../../nbs/report/00_paper.ipynb #d1a00008
 def in_order(

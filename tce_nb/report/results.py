@@ -5,6 +5,7 @@
 # %% ../../nbs/report/01_results.ipynb #b06b4901
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from dataclasses import dataclass
@@ -21,8 +22,7 @@ from ..labels import adaptive_calibration_error, risk_area
 from .paper import (
     DEFAULT, FIG3, THRESHOLDS, TITLES, in_order, method_label, paper_numbers)
 from ..run.config import Config
-from ..run.plan import METHODS
-from ..run.records import gather
+from ..run.records import gather, project_folder
 
 # %% auto #0
 __all__ = ['gain', 'reported_runs', 'accuracy_table', 'curves', 'digits_comparison', 'update_readme']
@@ -42,17 +42,16 @@ class Gain:
         return self.low is not None and (self.low > 0 or self.high < 0)
 
     def __str__(self) -> str:
-        if self.low is None: return signed(self.points)
-        digits = _decimals((self.high - self.low) / 2)
-        return (f"{signed(self.points, digits)} [{signed(self.low, digits)}, "
-                f"{signed(self.high, digits)}]")
+        point, *ends = _rounded(self)
+        return f"{point} [{', '.join(ends)}]" if ends else point
 
     @property
     def words(self) -> str:
         "The gain for a sentence"
-        point, _, span = str(self).partition(" [")
-        span = f"95% interval {span[:-1].replace(', ', ' to ')}, " * bool(span)
-        return f"{point} points ({span}{self.n} seed{'s' * (self.n > 1)})"
+        point, *ends = _rounded(self)
+        span = f"95% interval {' to '.join(ends)}, " if ends else ""
+        seeds = "1 seed" if self.n == 1 else f"{self.n} seeds"
+        return f"{point} points ({span}{seeds})"
 
 # %% ../../nbs/report/01_results.ipynb #d1b00003
 def signed(value: float, digits: int = 1) -> str:
@@ -63,6 +62,14 @@ def _decimals(spread: float) -> int:
     "How many decimals a number with this uncertainty carries"
     return 2 if spread < 0.1 else 1 if spread < 10 else 0
 
+def _rounded(found: Gain) -> list[str]:
+    "A gain and, if it has them, the ends of its interval"
+    if found.low is None:
+        return [signed(found.points)]
+    digits = _decimals((found.high - found.low) / 2)
+    return [signed(value, digits) for value in
+            (found.points, found.low, found.high)]
+
 # %% ../../nbs/report/01_results.ipynb #d1b00004
 def gain(
     first: Union[pd.DataFrame, pd.Series],   # runs of a cell, or by seed
@@ -71,47 +78,59 @@ def gain(
 ) -> Optional[Gain]:  # None without a common seed
     "The mean difference over common seeds, in points, and its 95% interval"
     from scipy import stats  # slow to import, rarely needed
+    _check_scales(first, second)
     points = (_by_seed(first, reading) - _by_seed(second, reading)).dropna()
-    mean, std, n = points.mean(), points.std(), len(points)
-    if n == 0: return None
-    if n == 1 or std < 1e-9: return Gain(float(mean), n)
-    half = float(stats.t.ppf(0.975, n - 1) * std) / math.sqrt(n)
-    return Gain(float(mean), n, float(mean - half), float(mean + half))
+    mean, spread, n = float(points.mean()), points.std(), len(points)
+    if n == 0:
+        return None
+    if n == 1 or spread < 1e-9:
+        return Gain(mean, n)
+    half = float(stats.t.ppf(0.975, n - 1) * spread) / math.sqrt(n)
+    return Gain(mean, n, mean - half, mean + half)
 
-def _by_seed(runs, reading: str) -> pd.Series:
+# %% ../../nbs/report/01_results.ipynb #e1b00006
+def _by_seed(runs, reading: str = "selected") -> pd.Series:
     "The accuracy of runs in percent, by seed"
     if isinstance(runs, pd.DataFrame):
         runs = 100 * runs.set_index("seed")[reading].astype(float)
-    if runs.index.has_duplicates: raise ValueError(
-        "runs: got several with one seed, expected those of one cell")
+    if runs.index.has_duplicates:
+        refuse(ValueError, "runs", "several with one seed",
+               "those of one cell")
     return runs
+
+def _check_scales(*parts) -> None:
+    "Raise an error if these runs are of several scales"
+    scales = {scale for runs in parts if isinstance(runs, pd.DataFrame)
+              for scale in runs.scale}
+    if len(scales) > 1:
+        refuse(ValueError, "runs", f"the scales {', '.join(sorted(scales))}",
+               "those of one scale")
 
 # %% ../../nbs/report/01_results.ipynb #b1447c92
 SCALES = ("paper", "short", "few", "cpu")
 
-def _first(parts: list[pd.DataFrame]) -> pd.DataFrame:
-    "The first part with CE and a tamed loss, else the first with any run"
-    def compares(runs):
-        methods = set(runs.method)
-        return "ce" in methods and any(m.startswith("tce:") for m in methods)
-    return next(filter(compares, parts), next(filter(len, parts), parts[0]))
+def _shown(column: pd.DataFrame) -> pd.DataFrame:
+    "The runs of a column that count: those of the first part that compares"
+    parts = []
+    for scale in [*SCALES, *set(column.scale) - {*SCALES}]:
+        runs = column[column.scale == scale]
+        full = runs[runs.hold_out == 0]
+        held = runs[(runs.hold_out > 0) & runs.hold_out_noisy.astype(bool)]
+        parts += [held, full] if scale in ("short", "few") else [full, held]
+    parts = [_one_version(part) for part in parts if len(part)]
+    anything = parts[0] if parts else column[:0]
+    return next(filter(_compares, parts), anything)
 
-# %% ../../nbs/report/01_results.ipynb #b1447c93
-def _counted(runs: pd.DataFrame, held_first: bool) -> pd.DataFrame:
-    "Of the runs of one column and scale, those that count"
+def _compares(runs: pd.DataFrame) -> bool:
+    "Whether there are runs of cross entropy and of a tamed loss"
+    tamed = runs.method.str.startswith("tce:")
+    return bool(tamed.any() and (runs.method == "ce").any())
+
+def _one_version(runs: pd.DataFrame) -> pd.DataFrame:
+    "Runs on the most common version of their data, each seed once"
     version = runs.version.fillna("")
     runs = runs[version == version.mode().iloc[0]]
-    parts = [runs[runs.hold_out == 0],
-             runs[(runs.hold_out > 0) & runs.hold_out_noisy.astype(bool)]]
-    runs = _first(parts[::-1] if held_first else parts)
     return runs.drop_duplicates(["method", "seed"])
-
-def _shown(column: pd.DataFrame) -> pd.DataFrame:
-    "The runs of a column at the scale that is shown"
-    scales = [*SCALES, *set(column.scale) - {*SCALES}]
-    return _first([_counted(part, scale in ("short", "few"))
-                   for scale in scales
-                   if len(part := column[column.scale == scale])])
 
 # %% ../../nbs/report/01_results.ipynb #b1447c95
 def reported_runs(
@@ -125,99 +144,90 @@ def reported_runs(
     asked = dict(dataset=dataset, eta=eta, noise=noise,
                  scale=SCALES if scale is None else scale)
     for name, value in asked.items():
-        if value is None: continue
-        known = [value] if isinstance(value, (str, float, int)) else [*value]
-        frame = frame[frame[name].isin(known)]
+        if isinstance(value, (str, float, int)):
+            frame = frame[frame[name] == value]
+        elif value is not None:
+            frame = frame[frame[name].isin([*value])]
     parts = [_shown(column) for _, column in frame.groupby(
         ["dataset", "eta", "noise"], sort=False)]
     return pd.concat(parts) if parts else frame
 
-# %% ../../nbs/report/01_results.ipynb #a3d10c22
-def runs_like(
-    frame: pd.DataFrame,  # from `gather`
-    usual: Config,        # whose loss, seed and hold-out are left open,
-    but: Iterable[str] = (),  # and these fields besides, such as "lr"
-) -> pd.DataFrame:
-    "The runs that are like this one in all else"
-    but = [*but]
-    open_fields = {"loss", "alpha", "seed", "hold_out", "device",
-                   "milestones", *but}
-    same = frame.milestones.isna()
-    for name, value in vars(usual).items():
-        if name not in open_fields: same &= (
-            frame[name].isna() if value is None else frame[name] == value)
-    parts = [_counted(part, usual.hold_out > 0) for _, part
-             in frame[same].groupby(but or ["dataset"], sort=False)]
-    return pd.concat(parts) if parts else frame[same]
+# %% ../../nbs/report/01_results.ipynb #d1b00017
+def scale_text(
+    runs: pd.DataFrame,  # some of `gather`
+) -> str:
+    "Epochs, images and seeds of some runs, scale by scale"
+    texts = {}
+    for scale in dict.fromkeys([*SCALES, *runs.scale]):
+        part = runs[runs.scale == scale]
+        seeds = part.groupby(["dataset", "eta", "noise", "method"]
+                             ).seed.nunique()
+        if len(part):
+            word = "seeds" if seeds.max() > 1 else "seed"
+            texts[f"{size_text(part)}, {_span(seeds)} {word}"] = True
+    return "; ".join(texts) or "no runs yet"
 
-# %% ../../nbs/report/01_results.ipynb #b3c00002
-_SAME = ["dataset", "train_per_class", "test_per_class", "eta", "noise",
-         "epochs", "momentum", "weight_decay", "batch_size", "depth",
-         "precision", "hold_out_noisy"]
+def size_text(runs: pd.DataFrame) -> str:
+    "Epochs and images of some runs, such as 32 epochs, all images"
+    some = (runs.trained_on + runs.held_out)[runs.train_per_class.notna()]
+    images = "all" if some.empty else _span(some)
+    return f"{_span(runs.epochs)} epochs, {images} images"
 
-def at_all_rates(
-    frame: pd.DataFrame,  # from `gather`
-    runs: pd.DataFrame,   # some of `reported_runs`
-) -> pd.DataFrame:
-    "The runs like these in all but the loss, the seed and the learning rate"
-    found = frame[frame.milestones.isna()].merge(
-        runs[_SAME].drop_duplicates(), on=_SAME)
-    parts = [_counted(part, (runs.hold_out > 0).any()) for _, part
-             in found.groupby(["dataset", "eta", "noise", "lr"], sort=False)]
-    return pd.concat(parts) if parts else found
+def _span(values: pd.Series) -> str:
+    "From the smallest to the largest, or the one value"
+    ends = sorted({int(values.min()), int(values.max())})
+    return " to ".join(f"{value:,}" for value in ends)
 
 # %% ../../nbs/report/01_results.ipynb #d1b0000e
 def cell_table(
     runs: pd.DataFrame,  # some of `gather`
     by: Iterable[str] = ("dataset", "eta"),  # what makes a column
-    other: str = "ce",   # the loss that gains are over,
-    baseline: Optional[pd.DataFrame] = None,  # or runs for all columns
+    baseline: Optional[pd.DataFrame] = None,  # default: CE in the column
 ) -> pd.DataFrame:  # a row for each cell, in percent
-    "Accuracy of each cell, and its paired gain over another loss"
+    "Accuracy of each cell, and its paired gain over other runs"
     by, rows = [*by], []
     for key, column in runs.groupby(by, sort=False):
-        than = baseline
-        if than is None: than = column[column.method == other]
+        plain = column[column.method == "ce"]
+        than = plain if baseline is None else baseline
         for method in in_order(column.method):
             mine = column[column.method == method]
-            rows.append({**dict(zip(by, key)), "method": method,
-                         **_measured(mine, than)})
+            rows.append((*key, method, *_measured(mine, than)))
     return pd.DataFrame(rows, columns=[*by, "method", *_MEASURES])
 
 # %% ../../nbs/report/01_results.ipynb #d1b0000f
-_MEASURES = ("scale", "mean", "std", "n", "last", "diverged", "learned",
-             "gain", "low", "high", "pairs", "significant", "tested_on")
+_MEASURES = ("scale", "size", "mean", "std", "n", "last", "diverged",
+             "learned", "tested_on",
+             "gain", "low", "high", "pairs", "significant")
 
-def _measured(runs: pd.DataFrame, than: pd.DataFrame) -> dict[str, Any]:
+def _measured(runs: pd.DataFrame, than: pd.DataFrame) -> tuple:
     "The measures of a cell, and of its gain over other runs"
-    read = 100 * runs.selected.astype(float)
-    good = [bool((part.selected.astype(float).mean() >=
-                  2 / part.classes.astype(float)).any())
-            for part in (runs, than)]
-    found = gain(runs, than) if any(good) and \
-        set(runs.name) != set(than.name) else None
-    found = found or Gain(math.nan, 0)
-    values = ("+".join(dict.fromkeys(runs.scale)), read.mean(), read.std(),
-              int(read.count()), 100 * runs["last"].astype(float).mean(),
-              int(runs.diverged.notna().sum()), good[0], found.points,
-              found.low, found.high, found.n, found.significant,
-              runs.tested_on.max())
-    return dict(zip(_MEASURES, values))
+    _check_scales(runs)
+    accuracy = _by_seed(runs)
+    found = Gain(math.nan, 0)
+    if set(runs.name) != set(than.name) and (learned(runs) or learned(than)):
+        found = gain(runs, than) or found
+    return (
+        runs.scale.iloc[0], size_text(runs), accuracy.mean(), accuracy.std(),
+        int(accuracy.count()), 100 * runs["last"].astype(float).mean(),
+        int(runs.diverged.notna().sum()), learned(runs), runs.tested_on.max(),
+        found.points, found.low, found.high, found.n, found.significant)
+
+def learned(runs: pd.DataFrame) -> bool:
+    "Whether these runs of a cell are twice as good as a guess, on average"
+    mean = runs.selected.astype(float).mean()
+    return bool((mean >= 2 / runs.classes.astype(float)).any())
 
 # %% ../../nbs/report/01_results.ipynb #2752f459
 def accuracy_table(
     frame: pd.DataFrame,  # from `gather`
     which: str,           # "table1" or "table2"
-    scale: Optional[str] = None,  # default: the one shown, column by column
 ) -> pd.DataFrame:
     "Ours beside the paper's, a row for each cell of its table, in percent"
-    cell, paper = ["dataset", "eta", "method"], paper_numbers(which)
-    paper = paper[[*cell, "accuracy"]].rename(columns={"accuracy": "paper"})
-    plain = paper[paper.method == "ce"].set_index(cell[:2]).paper
-    paper["paper_gain"] = (paper.paper - paper.set_index(
-        cell[:2]).index.map(plain)).where(paper.method != "ce")
+    cell = ["dataset", "eta", "method"]
+    paper = paper_numbers(which)[[*cell, "accuracy", "gain"]].rename(
+        columns={"accuracy": "paper", "gain": "paper_gain"})
     ours = cell_table(reported_runs(frame, paper.dataset.unique(),
-                                    paper.eta.unique(), scale=scale))
+                                    paper.eta.unique()))
     more = ours[ours.method.str.startswith("ntce:")]
     table = pd.concat([paper.merge(ours, "left", cell), more],
                       ignore_index=True)
@@ -229,35 +239,40 @@ def accuracy_table(
 # %% ../../nbs/report/01_results.ipynb #c5e0991a
 def _accuracy_text(row: pd.Series) -> str:
     "Mean, standard deviation and seeds of a cell"
-    if not row.n: return "diverged" if row.diverged else "–"
-    spread = row["std"] if row.n > 1 else math.sqrt(
-        row["mean"] * (100 - row["mean"]) / row.tested_on)
-    digits = _decimals(spread)
-    std = f" ± {spread:.{digits}f}" if row.n > 1 else ""
-    return f"{row['mean']:.{digits}f}{std} ({row.n})"
+    if not row.n:
+        return "diverged" if row.diverged else "–"
+    if row.n > 1:
+        digits = _decimals(row["std"])
+        return f"{row['mean']:.{digits}f} ± {row['std']:.{digits}f} ({row.n})"
+    error = math.sqrt(row["mean"] * (100 - row["mean"]) / row.tested_on)
+    return f"{row['mean']:.{_decimals(error)}f} (1)"
 
-def _gain_text(row: pd.Series) -> str:
-    "The gain of a cell with its interval, bold if it is significant"
-    low, high = (None if pd.isna(end) else end for end in (row.low, row.high))
-    text, mark = str(Gain(row.gain, row.pairs, low, high)), "**"
-    point, _, span = text.partition(" ")
-    point = f"{mark}{point}{mark}" if row.significant else point
-    return f"{point} {span}".strip()
+def _gain_texts(row: pd.Series) -> list[str]:
+    "The gain of a cell, bold if it is significant, and its interval"
+    if math.isnan(row.gain):
+        return []
+    ends = [None, None] if pd.isna(row.low) else [row.low, row.high]
+    point, *span = str(Gain(row.gain, row.pairs, *ends)).split(" ", 1)
+    return [f"**{point}**" if row.significant else point, *span]
 
 # %% ../../nbs/report/01_results.ipynb #c5e0991b
-def _entry(row: pd.Series, brief: bool) -> str:
+def _entry(row: pd.Series) -> str:
     "A cell: ours, at the last epoch, its gain, and the paper's"
-    lines, long = [_accuracy_text(row)], not brief
-    if long and row.n and not math.isnan(row["last"]): lines.append(
-        f"last {row['last']:.1f}")
-    if not math.isnan(row.gain): lines.append(
-        _gain_text(row).replace(" ", "<br>", 1) if long
-        else _gain_text(row).partition(" ")[0])
-    if "paper" in row: lines.append(
-        "*–*" if math.isnan(row.paper) else f"*{row.paper:.2f}*"
-        if math.isnan(row.paper_gain) else
-        f"*{row.paper:.2f} ({signed(row.paper_gain, 2)})*")
+    lines = [_accuracy_text(row)]
+    if row.n and not math.isnan(row["last"]):
+        lines.append(f"last {row['last']:.1f}")
+    lines += _gain_texts(row)
+    if "paper" in row:
+        lines.append(_paper_text(row))
     return "<br>".join(lines)
+
+def _paper_text(row: pd.Series) -> str:
+    "The paper's accuracy and gain in a cell"
+    if math.isnan(row.paper):
+        return "*–*"
+    if math.isnan(row.paper_gain):
+        return f"*{row.paper:.2f}*"
+    return f"*{row.paper:.2f} ({signed(row.paper_gain, 2)})*"
 
 # %% ../../nbs/report/01_results.ipynb #fd7646b1
 def markdown_table(
@@ -266,13 +281,13 @@ def markdown_table(
     numbers: bool = False,     # columns but the first are aligned right
 ) -> str:
     "Rows of values as Markdown"
-    head = list(head)
-    rule = [":---", *["---:"] * (len(head) - 1)] if numbers else \
-        ["---"] * len(head)
+    head = [*head]
+    rule = ["---"] * len(head)
+    if numbers:
+        rule = [":---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(map(str, row))} |"
                      for row in (head, rule, *rows))
 
-# %% ../../nbs/report/01_results.ipynb #b3c00004
 def numbered_table(
     caption: str,
     name: str,                 # for references
@@ -290,63 +305,94 @@ def table_markdown(
     caption: str,
     name: str,            # for references
     columns: Iterable[str] = ("dataset", "eta"),  # what makes a column
-    brief: bool = False,  # without intervals and the last epoch
 ) -> str:
     "A numbered table as MyST Markdown, a row for each loss"
     columns = [*columns]
-    keys = [*table.groupby(columns, sort=False).groups]
-    keys = [key if isinstance(key, tuple) else (key,) for key in keys]
-    at = table.set_index(["method", *columns])
-    rows = [[method_label(method).replace(" = ", "&nbsp;=&nbsp;"), *(
-        _entry(at.loc[(method, *key)], brief) if (method, *key) in at.index
-        else "–" for key in keys)] for method in in_order(table.method)]
-    told = [len(set(values)) > 1 for values in zip(*keys)]
-    heads = ["<br>".join(_head(*pair) for pair, tell in zip(
-        zip(columns, key), told) if tell or not any(told)) for key in keys]
-    return "\n".join([f":::{{table}} {caption}", f":name: {name}",
-                      ":class: results", "",
-                      markdown_table(["loss", *heads], rows, True), ":::"])
+    heads, rows = ["loss"], {method: [method_label(method).replace(
+        " = ", "&nbsp;=&nbsp;")] for method in in_order(table.method)}
+    for _, part in table.groupby(columns, sort=False):
+        values = [_head(name, part[name].iloc[0]) for name in columns]
+        heads.append("<br>".join([*values, *part["size"].dropna().unique()]))
+        cells = {row.method: _entry(row) for _, row in part.iterrows()}
+        for method, row in rows.items():
+            row.append(cells.get(method, "–"))
+    return numbered_table(caption, name, heads, rows.values())
 
-# %% ../../nbs/report/01_results.ipynb #d1b00014
 def _head(field: str, value: Any) -> str:
     "A value of a column as its heading says it"
-    if field == "dataset": return TITLES.get(value, value)
-    if field == "noise": return str(value).replace("_", " ")
-    if field in ("eta", "lr"): return f"{'η' if field == 'eta' else field}" \
-        f" = {value:g}"
-    return str(value)
+    if field in ("eta", "lr"):
+        return f"{'η' if field == 'eta' else 'lr'} = {value:g}"
+    return TITLES.get(value, str(value).replace("_", " "))
 
-# %% ../../nbs/report/01_results.ipynb #d1b00017
-def scale_text(
-    runs: pd.DataFrame,  # some of `gather`
+# %% ../../nbs/report/01_results.ipynb #b3c00002
+_SAME = ["dataset", "version", "train_per_class", "test_per_class", "eta",
+         "noise", "hold_out", "hold_out_noisy", "epochs", "momentum",
+         "weight_decay", "batch_size", "depth", "precision"]
+
+def at_all_rates(
+    frame: pd.DataFrame,  # from `gather`
+    runs: pd.DataFrame,   # some of `reported_runs`
+) -> pd.DataFrame:
+    "The runs like these in all but the loss, the seed and the learning rate"
+    like = runs[[*_SAME, "scale"]].drop_duplicates()
+    found = frame[frame.milestones.isna()].drop(columns="scale")
+    found = found.merge(like, on=_SAME)
+    return found.drop_duplicates(
+        ["dataset", "eta", "noise", "lr", "method", "seed"])
+
+# %% ../../nbs/report/01_results.ipynb #e1b00012
+def best_rate_table(
+    frame: pd.DataFrame,    # from `gather`
+    history: pd.DataFrame,  # from `histories`
+    runs: pd.DataFrame,     # of one column, from `reported_runs`
+) -> pd.DataFrame:  # a row for each loss: `lr`, all rates `tried`, ...
+    "Each loss at its rate of best validation accuracy, and its gain over CE"
+    runs = at_all_rates(frame, runs)
+    best = history.groupby("name").val_accuracy.max().astype(float)
+    held = frame[frame.cell.isin(runs.cell) & (frame.hold_out > 0)
+                 & frame.hold_out_noisy.astype(bool)]
+    held = held.assign(valid=held.name.map(best))
+    unknown = set(runs.method) - set(held.method)
+    if unknown:
+        refuse(ValueError, "runs", f"no hold-out run of {min(unknown)}",
+               "one of every loss")
+    rate = {m: _best_rate(part) for m, part in held.groupby("method")}
+    tried = runs.groupby("method").lr.unique().map(sorted)
+    chosen = runs[runs.lr == runs.method.map(rate)]
+    table = cell_table(chosen, ["lr"],
+                       baseline=chosen[chosen.method == "ce"])
+    return table.assign(tried=table.method.map(tried)).set_index(
+        "method", drop=False).loc[in_order(table.method)]
+
+# %% ../../nbs/report/01_results.ipynb #e1b00013
+def _best_rate(held: pd.DataFrame) -> float:
+    "The learning rate of the best mean validation accuracy, on equal seeds"
+    by_rate = held.pivot_table("valid", "seed", "lr", dropna=False)
+    common = by_rate.dropna()
+    by_rate = common if len(common) else by_rate
+    return by_rate.mean().fillna(0).idxmax()
+
+def best_rate_markdown(
+    table: pd.DataFrame,  # from `best_rate_table`
+    caption: str,
+    name: str,            # for references
 ) -> str:
-    "Epochs, images and seeds of some runs, such as 32 epochs, all images"
-    known = [*dict.fromkeys([*SCALES, *runs.scale])]
-    parts = [_scale_words(part) for _, part in sorted(
-        runs.groupby("scale"), key=lambda one: known.index(one[0]))]
-    return "; ".join(dict.fromkeys(parts)) or "no runs yet"
-
-def _scale_words(runs: pd.DataFrame) -> str:
-    "Epochs, images and seeds of runs of one scale"
-    images = runs.trained_on + runs.held_out
-    some = images[runs.train_per_class.notna()]
-    seeds = runs.groupby(["dataset", "eta", "noise", "method"]).seed.nunique()
-    return ", ".join([
-        f"{_span(runs.epochs)} epochs",
-        "all images" if some.empty else f"{_span(some)} images",
-        f"{_span(seeds)} seed{'s' if seeds.max() > 1 else ''}"])
-
-def _span(values: pd.Series) -> str:
-    "From the smallest to the largest, or the one value"
-    return " to ".join(f"{v:,}" for v in sorted({values.min(), values.max()}))
+    "A numbered table with a row for each loss, its learning rate in a column"
+    rows = [[method_label(row.method), f"{row.lr:g}",
+             ", ".join(f"{lr:g}" for lr in row.tried), _accuracy_text(row),
+             f"{row['last']:.1f}", " ".join(_gain_texts(row)) or "–"]
+            for _, row in table.iterrows()]
+    return numbered_table(caption, name, [
+        "loss", "learning rate", "rates tried", "accuracy", "last epoch",
+        "gain over CE"], rows)
 
 # %% ../../nbs/report/01_results.ipynb #c838a9a3
 def curves(
     runs: pd.DataFrame,     # some of `gather`
     history: pd.DataFrame,  # from `histories`
-) -> pd.DataFrame:  # dataset, eta, method, seed, epoch, lr, ...
+) -> pd.DataFrame:  # dataset, eta, method, seed, scale, epoch, lr, ...
     "Test error and share of wrong labels memorised by epoch, in percent"
-    rows = runs[["name", "dataset", "eta", "method", "seed"]].merge(
+    rows = runs[["name", "dataset", "eta", "method", "seed", "scale"]].merge(
         history.reindex(columns=["name", "epoch", "lr", "test_accuracy",
                                  "memorised"]), on="name")
     rows["error"] = 100 - 100 * rows.pop("test_accuracy").astype(float)
@@ -369,7 +415,8 @@ def _after_drop(curve: pd.DataFrame) -> dict[str, float]:
     "The same for the epochs of one run"
     error, size = curve.error.to_numpy(), max(1, len(curve) // 16)
     first = int((curve.lr == curve.lr.max()).sum())  # epochs before the drop
-    if first == len(error): return {}
+    if first == len(error):
+        return {}
     def around(start): return error[start:start + size].mean()
     after, end = around(first), around(len(error) - size)
     return dict(early=around(first - size) - around(first // 2),
@@ -405,7 +452,8 @@ def speed_threshold(
     dataset: str,        # "cifar10" or "cifar100"
 ) -> float:  # in percent; nan while cross entropy has no runs
     "The test accuracy to which epochs are counted"
-    if set(runs.scale) <= {"paper", "short"}: return THRESHOLDS[dataset]
+    if set(runs.scale) <= {"paper", "short"}:
+        return THRESHOLDS[dataset]
     figure = paper_numbers("fig3").set_index(["dataset", "method"])
     share = THRESHOLDS[dataset] / figure.accuracy[dataset, "ce"]
     plain = runs[runs.method == "ce"].selected.astype(float)
@@ -454,9 +502,10 @@ def digits_comparison(
     runs = runs[runs.eta == runs.eta.max()]
     by_seed = 100 * runs.pivot(index="seed", columns="method",
                                values="selected").astype(float).dropna()
-    if by_seed.empty or by_seed.shape[1] < 2: return Digits(
-        by_seed, None, "*No runs on digits here yet; `make book`, or `tce "
-        "sweep --preset digits`, makes them in a few minutes.*")
+    if by_seed.empty or by_seed.shape[1] < 2:
+        return Digits(by_seed, None, (
+            "*No runs on digits here yet; `make book`, or `tce sweep "
+            "--preset digits`, makes them in a few minutes.*"))
     found: Any = gain(by_seed[DEFAULT], by_seed["ce"])
     what = "gained" if found.points > 0 else "lost"
     sure = "" if found.significant else " That is within chance."
@@ -465,9 +514,13 @@ def digits_comparison(
         f"{found.words}.{sure} {_digits_scale(runs)}"))
 
 # %% ../../nbs/report/01_results.ipynb #8e02f6b9
-_README = [*((name, 0.4) for name in ("cifar10", "cifar100", "mnist", "svhn")),
-           *((name, eta) for eta in (0.8, 0.0)
-             for name in ("cifar10", "cifar100"))]
+_README = [("cifar10", 0.4), ("cifar100", 0.4), ("mnist", 0.4),
+           ("svhn", 0.4), ("cifar10", 0.8), ("cifar100", 0.8),
+           ("cifar10", 0.0), ("cifar100", 0.0)]
+_README_NOTE = (
+    "Test accuracy in percent at each run's selected epoch, ± standard "
+    "deviation (seeds); gains in points, paired over seeds, with their 95% "
+    "interval, bold where it excludes zero.")
 
 def readme_table(
     frame: pd.DataFrame,  # from `gather`
@@ -476,29 +529,21 @@ def readme_table(
     table = pd.concat([accuracy_table(frame, which)
                        for which in ("table1", "table2")])
     at = table[table.n > 0].set_index(["dataset", "eta", "method"])
-    shown = [key for key in _README if (*key, DEFAULT) in at.index
-             and (*key, "ce") in at.index]
     rows = [_readme_row(key, at.loc[(*key, "ce")], at.loc[(*key, DEFAULT)])
-            for key in shown]
-    head = ["data, labels drawn at random", "CE", method_label(DEFAULT),
-            "gain", "the paper's gain"]
-    runs = reported_runs(frame)
-    runs = runs[[key in shown for key in zip(runs.dataset, runs.eta)]
-                ] if len(runs) else runs
-    return f"{markdown_table(head, rows, True)}\n\n" + textwrap.fill(
-        "Test accuracy in percent at each run's selected epoch, ± standard "
-        "deviation (seeds); gains in points, paired over seeds, with their "
-        "95% interval, bold where it excludes zero; "
-        f"scale: {scale_text(runs[runs.method.isin(METHODS)])}.", 80)
+            for key in _README
+            if (*key, DEFAULT) in at.index and (*key, "ce") in at.index]
+    head = ["data, labels drawn at random", "our scale", "CE",
+            method_label(DEFAULT), "gain", "the paper's gain"]
+    return "\n\n".join([markdown_table(head, rows, True),
+                        textwrap.fill(_README_NOTE, 80)])
 
 # %% ../../nbs/report/01_results.ipynb #8e02f6ba
 def _readme_row(key: tuple, plain: pd.Series, tamed: pd.Series) -> list[str]:
     "A line of the README's table"
     dataset, eta = key
-    return [f"{TITLES[dataset]}, {eta:.0%}", _accuracy_text(plain),
-            _accuracy_text(tamed),
-            "–" if math.isnan(tamed.gain) else _gain_text(tamed),
-            signed(tamed.paper_gain)]
+    return [f"{TITLES[dataset]}, {eta:.0%}", tamed["size"],
+            _accuracy_text(plain), _accuracy_text(tamed),
+            " ".join(_gain_texts(tamed)) or "–", signed(tamed.paper_gain)]
 
 # %% ../../nbs/report/01_results.ipynb #60c9d1ea
 def update_readme(
@@ -513,12 +558,20 @@ def update_readme(
     Path(path).write_text(f"{before}{marks[0]}\n\n{table}\n\n{marks[1]}"
                           f"{after}", encoding="utf-8")
 
+# %% ../../nbs/report/01_results.ipynb #e1b00016
+BENCH_EPOCH = "TCE / CE epoch of the trainer"  # the row that a claim reads
+
+def read_bench() -> Optional[dict[str, Any]]:
+    "The committed benchmark, or None where there is none"
+    path = (project_folder() or Path())/"results"/"bench.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
 # %% ../../nbs/report/01_results.ipynb #aa662d7e
 def _end(record: dict) -> dict[str, Any]:
     "What a record says of the network of its last epoch"
-    if not record["end"]: refuse(
-        ValueError, "record", f"{record['name']}, which diverged or was not "
-        "examined at its end", "one that was")
+    if not record["end"]:
+        refuse(ValueError, "record", f"{record['name']}, which diverged or "
+               "was not examined at its end", "one that was")
     return record["end"]
 
 def record_confidence(
@@ -535,16 +588,15 @@ def record_confidence(
 # %% ../../nbs/report/01_results.ipynb #bf265c27
 def score_record(
     record: dict,
-    bins: int = 20,  # of equal mass; five of a hundred groups in each
 ) -> dict[str, float]:
     "The scores of a recorded run's last epoch against clean test labels"
     confidence, correct = record_confidence(record)
     last = {name: column[-1] for name, column in record["history"].items()}
+    adaptive = adaptive_calibration_error(confidence, correct, bins=20)
     return dict(
         accuracy=last["test_accuracy"], nll=last["test_nll"],
         brier=record["end"]["brier"], ece=last["test_ece"],
-        adaptive_ece=adaptive_calibration_error(confidence, correct, bins),
-        risk_area=risk_area(confidence, correct))
+        adaptive_ece=adaptive, risk_area=risk_area(confidence, correct))
 
 # %% ../../nbs/report/01_results.ipynb #ad64ee5d
 def average_precision(
@@ -557,8 +609,10 @@ def average_precision(
     if wrong.dtype != torch.bool or wrong.shape != weight.shape:
         refuse(ValueError, "wrong", describe(wrong),
                f"torch.bool of shape {tuple(weight.shape)}")
-    count = torch.ones_like(weight) if count is None else count
-    if not (wrong & (count > 0)).any(): return math.nan
+    if count is None:
+        count = torch.ones_like(weight)
+    if not (wrong & (count > 0)).any():
+        return math.nan
     truth, doubt, times = (value.cpu().numpy() for value in
                            (wrong, -weight.double(), count))
     return float(average_precision_score(truth, doubt, sample_weight=times))
@@ -570,7 +624,8 @@ def record_precision(
 ) -> float:
     "Average precision of a recorded network's order of suspicion"
     counts = _end(record)["labels"].get(part)
-    if counts is None: return math.nan
+    if counts is None:
+        return math.nan
     clean, wrong = (torch.tensor(counts[key]) for key in ("clean", "wrong"))
     bins = torch.arange(len(clean)).repeat(2)
     return average_precision(bins, torch.arange(len(bins)) >= len(clean),
