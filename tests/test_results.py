@@ -12,7 +12,7 @@ from scipy import stats
 from tce_nb.report.figures import plot_gains, plot_learning
 from tce_nb.report.paper import paper_numbers
 from tce_nb.report.results import (
-    Gain, accuracy_table, at_all_rates, best_rate_markdown, best_rate_table, cell_table, curves, digits_comparison, epochs_to,
+    Gain, accuracy_table, best_rate_markdown, best_rate_table, cell_table, curves, digits_comparison, epochs_to,
     gain, overfit_after_drop, readme_table, reported_runs, scale_text, speed_points, speed_threshold, table_markdown, update_readme)
 from tce_nb.run.config import Config
 from tce_nb.run.plan import plan
@@ -60,12 +60,6 @@ def test_a_gain_takes_common_seeds_only():
     assert gain(runs_of("tce:1", math.nan, 60), runs_of("ce", 50, 50)).n == 1
 
 
-def test_one_seed_and_a_tie_have_no_interval():
-    for found in (gain(runs_of("tce:1", 60), runs_of("ce", 50)), gain(runs_of("tce:1", 60, 61), runs_of("ce", 50, 51))):
-        assert (found.low, found.high, found.significant) == (None, None, False)
-        assert str(found) == "+10.0" and "interval" not in found.words
-
-
 @pytest.mark.parametrize("other, message", [
     (runs_of("tce:1", 51), "several with one seed"), (runs_of("ce", 51, scale="cpu", first=2), "the scales cpu, few")])
 def test_a_cell_of_two_losses_or_scales_is_refused(other, message):
@@ -83,17 +77,11 @@ def test_a_gain_has_as_many_digits_as_its_interval_carries(found, text):
 
 # which runs count
 
+
 def test_a_column_shows_the_first_scale_that_compares():
-    short, cpu = both("short"), both("cpu")
-    alone = runs_of("ce", 84, scale="paper")
-    assert set(reported_runs(pd.concat([cpu, both(), short, alone])).scale) == {"short"}
-    assert set(reported_runs(pd.concat([cpu, both()])).scale) == {"few"}
-    assert set(reported_runs(pd.concat([cpu, runs_of("ce", 50)])).scale) == {"cpu"}
-    assert set(reported_runs(pd.concat([cpu, both()]), scale="cpu").scale) == {"cpu"}
-    assert len(reported_runs(alone)) == 1 and reported_runs(alone[:0]).empty
-
-
-def test_columns_choose_for_themselves():
+    cpu, alone = both("cpu"), runs_of("ce", 84, scale="paper")
+    for parts, scale in (([cpu, both(), both("short"), alone], "short"), ([cpu, both()], "few"), ([cpu, runs_of("ce", 50)], "cpu")):
+        assert set(reported_runs(pd.concat(parts)).scale) == {scale}
     frame = pd.concat([both(), both("cpu", eta=0.8), both("cpu", noise="pair_flip")])
     shown = reported_runs(frame)
     assert dict(zip(shown.eta, shown.scale)) == {0.4: "few", 0.8: "cpu"}
@@ -101,20 +89,16 @@ def test_columns_choose_for_themselves():
     assert reported_runs(frame, "mnist").empty and reported_runs(frame.assign(scale="custom")).empty
 
 
-def test_hold_out_runs_count_at_few_and_full_runs_first_at_paper():
-    full, held = both("paper"), both("paper").assign(hold_out=5000, name="held")
-    assert reported_runs(pd.concat([held, full])).hold_out.eq(0).all()
-    only = held.assign(seed=0).drop_duplicates("method")
-    assert len(reported_runs(only)) == 2  # as long as there are no others
-    assert len(reported_runs(pd.concat([only, runs_of("ce", 84, scale="paper")]))) == 2
-    assert reported_runs(pd.concat([both().assign(hold_out=0.0, name="full"), both()])).hold_out.eq(0.1).all()
-    assert reported_runs(both().assign(hold_out_noisy=False)).empty
-
-
-def test_a_run_counts_once_and_one_version_is_shown():
+def test_a_run_counts_once_on_one_version_held_out_or_in_full():
     again = both()[:1].assign(name="again", device="cuda")
     other = both()[:2].assign(name="other", version="another split")
     assert len(reported_runs(pd.concat([both(), again, other]))) == 6
+    full, held = both("paper"), both("paper").assign(hold_out=5000, name="held")
+    assert reported_runs(pd.concat([held, full])).hold_out.eq(0).all()
+    only = held.assign(seed=0).drop_duplicates("method")
+    assert len(reported_runs(only)) == len(reported_runs(pd.concat([only, runs_of("ce", 84, scale="paper")]))) == 2
+    assert reported_runs(pd.concat([both().assign(hold_out=0.0, name="full"), both()])).hold_out.eq(0.1).all()
+    assert reported_runs(both().assign(hold_out_noisy=False)).empty
 
 
 @pytest.fixture
@@ -190,18 +174,7 @@ def test_full_runs_take_the_rate_of_their_cells_hold_out_runs():
     assert best_rate_table(frame, history, reported_runs(frame)).lr["gce"] == 0.01
 
 
-def test_at_all_rates_leaves_all_else_alike():
-    frame, _ = at_rates()
-    found = at_all_rates(frame, reported_runs(frame))
-    assert len(found) == 12 and set(found.epochs) == {128} and at_all_rates(frame[:0], frame[:0]).empty
-
-
 # tables
-
-def test_two_losses_that_guess_have_no_gain():
-    table = cell_table(pd.concat([runs_of("ce", 10, 12), runs_of("mae", 19, 9), runs_of("tce:1", 40, 41)]))
-    assert table.gain.isna().tolist() == [True, True, False]
-
 
 def test_tables_show_what_diverged_and_what_is_missing():
     gone = runs_of("tce:2", math.nan).assign(diverged=3)

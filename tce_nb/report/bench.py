@@ -25,6 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.profiler import profile
 
+# %% auto #0
+__all__ = []
+
+# %% ../../nbs/report/04_bench.ipynb #e1e00006
 from ..losses import tamed_cross_entropy
 from ..registry import LOSSES, get_loss
 from .results import BENCH_EPOCH
@@ -37,9 +41,6 @@ from ..run.records import project_folder
 from ..run.resnet import ResNet
 from ..run.sweep import KEEP_MEMORY
 from ..run.train import native_bfloat16, prepare, train_epoch
-
-# %% auto #0
-__all__ = []
 
 # %% ../../nbs/report/04_bench.ipynb #b276c51f
 def take_turns(
@@ -308,70 +309,39 @@ def bench_trainer(seconds: float, images: int = 768) -> list[Row]:
 # %% ../../nbs/report/04_bench.ipynb #e1e00005
 GFLOP_PER_IMAGE = 0.243
 
-# %% ../../nbs/report/04_bench.ipynb #86b1637b
-def convolution_loop(images: int = 128,
-                     dtype=torch.float32) -> Callable[[], object]:
-    "All convolutions of a ResNet-20 step, forward and backward, and no more"
-    layers: list[tuple] = []
-    def keep(layer, inputs, output):
-        weight = layer.weight.detach().to(dtype).requires_grad_()
-        layers.append((inputs[0].detach().to(dtype), weight, layer.stride,
-                       torch.randn_like(output, dtype=dtype)))
-    net = ResNet()
-    for layer in net.modules():
-        if isinstance(layer, torch.nn.Conv2d):
-            layer.register_forward_hook(keep)
-    batch = torch.randn(images, 3, 32, 32)
-    net(batch.to(memory_format=torch.channels_last))
-    for x, *_ in layers[1:]:
-        x.requires_grad_()  # the images need no gradient
-    def step():
-        for x, weight, stride, gradient in layers:
-            needs = [weight, x] if x.requires_grad else [weight]
-            torch.autograd.grad(F.conv2d(x, weight, None, stride, 1), needs,
-                                gradient)
-    return step
-
 # %% ../../nbs/report/04_bench.ipynb #7a6317fe
 def limit_loops(dtype=torch.float32, size: int = 1536) -> dict[str, tuple]:
     "Kernels that a processor is fast at, and the GFLOP of a call"
     a, b = torch.randn(2, size, size, dtype=dtype)
-    wide = torch.nn.Conv2d(128, 128, 3, padding=1, bias=False, dtype=dtype)
-    wide = wide.to(memory_format=torch.channels_last)  # type: ignore
+    weight = torch.randn(128, 128, 3, 3, dtype=dtype)
     x = torch.randn(32, 128, 32, 32, dtype=dtype)
-    x = x.to(memory_format=torch.channels_last)
-    def convolve():
-        with torch.no_grad():
-            wide(x)
+    weight, x = (tensor.to(memory_format=torch.channels_last)
+                 for tensor in (weight, x))
     return {"matrix product": (lambda: a @ b, 2 * size ** 3 / 1e9),
             "wide convolution": (
-                convolve, 2 * 32 * 32 ** 2 * 9 * 128 ** 2 / 1e9),
-            "the network's convolutions": (
-                convolution_loop(dtype=dtype), 128 * GFLOP_PER_IMAGE)}
+                lambda: F.conv2d(x, weight, padding=1),
+                2 * x.numel() * weight[0].numel() / 1e9)}
 
 # %% ../../nbs/report/04_bench.ipynb #6da2182d
-def _limit_rows(path: str, precision: str, seconds: float) -> list[Row]:
-    "A one-thread trainer as a share of the fastest kernel here"
-    limits = limit_loops(getattr(torch, precision))
-    loops = {name: loop for name, (loop, _) in limits.items()}
-    ours = our_loop(path, precision=precision)
-    times = take_turns({"the trainer": ours, **loops}, seconds)
-    work = {name: gflop for name, (_, gflop) in limits.items()}
-    work["the trainer"] = 256 * GFLOP_PER_IMAGE
-    pace = {name: [t / gflop for t in times[name]]
-            for name, gflop in work.items()}
-    best = min(loops, key=lambda name: statistics.median(pace[name]))
-    shown = ["the trainer", "the network's convolutions"]
-    return [ratio_row(
-        f"{name} / fastest kernel here ({best}), {precision}, FLOP/s",
-        pace[best], pace[name]) for name in shown if name != best]
-
-def bench_limits(seconds: float) -> list[Row]:
-    "The trainer against the processor's own limit, in each precision"
-    with tempfile.TemporaryDirectory() as folder:
-        path = _random_npz(folder, 256)
-        return [row for precision in precisions()
-                for row in _limit_rows(path, precision, seconds)]
+def bench_limits(seconds: float, images: int = 256) -> list[Row]:
+    "A one-thread trainer as a share of the fastest kernel, per precision"
+    rows = []
+    for precision in precisions():
+        kernels = limit_loops(getattr(torch, precision))
+        with tempfile.TemporaryDirectory() as folder:
+            path = _random_npz(folder, images)
+            times = take_turns({
+                "ours": our_loop(path, precision=precision),
+                **{name: loop for name, (loop, _) in kernels.items()}},
+                seconds)
+        pace = {name: [t / gflop for t in times[name]]
+                for name, (_, gflop) in kernels.items()}
+        best = min(pace, key=lambda name: statistics.median(pace[name]))
+        ours = [t / (images * GFLOP_PER_IMAGE) for t in times["ours"]]
+        rows.append(ratio_row(
+            f"one-thread trainer / fastest kernel here ({best}), {precision}, "
+            "FLOP/s", pace[best], ours))
+    return rows
 
 # %% ../../nbs/report/04_bench.ipynb #a141162f
 def bench_parts(seconds: float) -> list[Row]:

@@ -5,6 +5,7 @@
 # %% ../../nbs/report/05_book.ipynb #38640c35
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -29,11 +30,10 @@ def split_directives(
     source: str,  # of a code cell
 ) -> tuple[dict[str, str], str]:  # directives with values, the code below
     "Split a cell's source into the nbdev directives at its top and the rest"
-    found, lines = {}, source.split("\n")
-    while lines and (mark := _DIRECTIVE.match(lines[0])):
-        found[mark[1]] = mark[2].strip()
-        lines.pop(0)
-    return found, "\n".join(lines).lstrip("\n")
+    lines = source.split("\n")
+    marks = [*itertools.takewhile(bool, map(_DIRECTIVE.match, lines))]
+    code = "\n".join(lines[len(marks):]).lstrip("\n")
+    return {mark[1]: mark[2].strip() for mark in marks if mark}, code
 
 # %% ../../nbs/report/05_book.ipynb #df162cd7
 def read_notebook(
@@ -42,18 +42,17 @@ def read_notebook(
     "Return a notebook as the book shows it: no directives, code folded"
     notebook = nbformat.reads(text, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    shown = any("parameters" in cell.metadata.get("tags", []) or
-                _SHOWN & set(split_directives(cell.source)[0])
-                for cell in code)
+    shown = any(_shows_code(cell) for cell in code)
     for cell in code:
         found, cell.source = split_directives(cell.source)
+        tags = cell.metadata.setdefault("tags", [])
         if {"hide", "default_exp"} & set(found) or not cell.source.strip():
-            _tag(cell, "remove-cell")
+            tags.append("remove-cell")
         if found.get("eval") == "false" or "cuda" in found and not _has_gpu():
-            _tag(cell, "skip-execution")
-        if not shown and not _INPUT & set(cell.metadata.get("tags", [])):
-            _tag(cell, "remove-input" if _FORMATS.search(cell.source)
-                 else "hide-input")
+            tags.append("skip-execution")
+        if not shown and not _INPUT & set(tags):
+            formats = _FORMATS.search(cell.source)
+            tags.append("remove-input" if formats else "hide-input")
     return notebook
 
 # %% ../../nbs/report/05_book.ipynb #df162cd8
@@ -62,9 +61,11 @@ _INPUT = {"remove-cell", "remove-input", "hide-input", "hide-cell",
           "show-input"}
 _FORMATS = re.compile(r"^(Markdown|glue)\(", re.MULTILINE)
 
-def _tag(cell: NotebookNode, tag: str) -> None:
-    "Add a tag that jupyter-book understands"
-    cell.metadata["tags"] = [*cell.metadata.get("tags", []), tag]
+def _shows_code(cell: NotebookNode) -> bool:
+    "Whether a notebook with this cell shows its code"
+    directives, _ = split_directives(cell.source)
+    return "parameters" in cell.metadata.get("tags", []) or bool(
+        _SHOWN & set(directives))
 
 def _has_gpu() -> bool:
     "Return whether cells that need CUDA can run here"
@@ -133,26 +134,26 @@ def repository_options(
     branch: str,   # the branch the book is built from
 ) -> dict:
     "Return the theme's options for its repository buttons"
-    if not git_url: return {}
-    return {
-        "repository_url": git_url.rstrip("/"),
-        "repository_branch": branch,
-        "use_repository_button": True,
-        "use_edit_page_button": True,
-        "use_issues_button": True,
-        "launch_buttons": {"colab_url": "https://colab.research.google.com",
-                           "notebook_interface": "jupyterlab"},
-    }
+    if not git_url:
+        return {}
+    colab = dict(colab_url="https://colab.research.google.com",
+                 notebook_interface="jupyterlab")
+    return dict(
+        repository_url=git_url.rstrip("/"), repository_branch=branch,
+        use_repository_button=True, use_edit_page_button=True,
+        use_issues_button=True, launch_buttons=colab)
 
 # %% ../../nbs/report/05_book.ipynb #c93a6bd6
 def last_changed(
     path: Path,  # of a page's source
 ) -> str:  # such as "2026-11-18"; "" without git
     "Return the day of the last commit that changed a file"
-    try: return subprocess.run(
-        ["git", "log", "-1", "--format=%cs", "--", path.name],
-        cwd=path.parent, capture_output=True, text=True).stdout.strip()
-    except OSError: return ""
+    try:
+        return subprocess.run(
+            ["git", "log", "-1", "--format=%cs", "--", path.name],
+            cwd=path.parent, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
 
 # %% ../../nbs/report/05_book.ipynb #d3f59f33
 def setup(app) -> dict:

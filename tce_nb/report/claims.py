@@ -237,53 +237,42 @@ def _extra_time(bench: dict) -> Optional[Gain]:
     return None
 
 # %% ../../nbs/report/03_claims.ipynb #d1d00011
-class Result(NamedTuple):
-    "What one comparison found"
-    label: str
-    scale: str            # of our runs
-    ours: Optional[Gain]
-    paper: Optional[float]  # the printed difference
-    margin: Optional[float] = None  # of a claim that says "as good as"
-    unit: str = "points"
-
-_CURVES = ("rise", "drop", "early", "memorised")
-
-def ours_of(evidence: Evidence, comparison: Comparison) -> dict[str, Gain]:
-    "What our runs say of a comparison, by scale"
-    found: dict[str, Gain] = {}
-    for scale in SCALES:
-        if scale == "cpu" and found:
-            continue  # only a stand-in
-        if scale == "short" and comparison.quantity in _CURVES:
-            continue
-        ours = compare(evidence, comparison, scale)
-        if ours:
-            found[scale] = ours
-    return found
-
-# %% ../../nbs/report/03_claims.ipynb #e1d00009
-def results_of(
+def our_gain(
     evidence: Evidence,
     comparison: Comparison,
-) -> list[Result]:
-    "What a comparison found, one for each scale that has runs for it"
-    quantity, label = comparison.quantity, label_of(comparison)
-    unit = _UNITS[quantity][0]
-    if quantity == "time":
-        return [Result(label, "bench", _extra_time(evidence.bench), None,
-                       comparison.margin, unit)]
-    printed = compare(evidence, comparison, "printed")
-    ours: dict[str, Any] = ours_of(evidence, comparison)
-    results = []
-    for scale, found in (ours or {"": None}).items():
-        margin = comparison.margin
-        if margin and quantity == "epochs":  # a share of the second's
-            margin *= values_of(evidence, quantity, comparison.second,
-                                scale or "printed").mean()
-        results.append(Result(label, scale, found,
-                              printed.points if printed else None,
-                              margin, unit))
-    return results
+) -> tuple[str, Optional[Gain]]:
+    "The first scale that has runs for a comparison, and what they say"
+    if comparison.quantity == "time":
+        return "bench", _extra_time(evidence.bench)
+    curve = comparison.quantity in ("rise", "drop", "early", "memorised")
+    for scale in SCALES:
+        found = compare(evidence, comparison, scale)
+        if found and not (curve and scale == "short"):
+            return scale, found
+    return "", None
+
+# %% ../../nbs/report/03_claims.ipynb #e1d00009
+class Result(NamedTuple):
+    "What a comparison found"
+    label: str
+    unit: str
+    scale: str              # of our runs
+    ours: Optional[Gain]
+    paper: Optional[Gain]   # the printed difference, which has no interval
+    margin: Optional[float]  # of a claim that says "as good as"
+
+def result_of(evidence: Evidence, comparison: Comparison) -> Result:
+    "What our runs and the paper's numbers say of a comparison"
+    quantity, margin = comparison.quantity, comparison.margin
+    scale, ours = our_gain(evidence, comparison)
+    paper = None
+    if quantity != "time":
+        paper = compare(evidence, comparison, "printed")
+    if margin and quantity == "epochs":  # a share of the second's
+        margin *= values_of(evidence, quantity, comparison.second,
+                            scale or "printed").mean()
+    return Result(label_of(comparison), _UNITS[quantity][0], scale, ours,
+                  paper, margin)
 
 # %% ../../nbs/report/03_claims.ipynb #a417c7c2
 @dataclass(frozen=True)
@@ -295,7 +284,6 @@ class Claim:
     comparisons: list[Comparison]
     note: str = ""  # what they are
 
-# %% ../../nbs/report/03_claims.ipynb #7f8dbcfb
 _WHERE = "Tables 1 and 2"
 _NOISY = [Claim(
     f"noise-{name}", f"With wrong labels TCE beats CE on {TITLES[name]}.",
@@ -428,16 +416,14 @@ def claims_table(
 # %% ../../nbs/report/03_claims.ipynb #d1d00023
 def _judged(evidence: Evidence, claim: Claim) -> dict[str, Any]:
     "A claim with both verdicts"
-    found = [result for comparison in claim.comparisons
-             for result in results_of(evidence, comparison)]
+    found = [result_of(evidence, one) for one in claim.comparisons]
     ours = [outcome(r.ours, r.margin) for r in found if r.ours]
-    printed = {r.label: (outcome(Gain(r.paper), r.margin)[0], True)
-               for r in found if r.paper is not None}
+    paper = [(outcome(r.paper, r.margin)[0], True) for r in found if r.paper]
     tested = sum(r.ours is not None and r.ours.low is not None for r in found)
     return dict(
         name=claim.name, text=claim.text, where=claim.where, note=claim.note,
-        paper=verdict(printed.values(), len(printed)),
-        ours=verdict(ours, tested), count=_count(ours), comparisons=found)
+        paper=verdict(paper, len(paper)), ours=verdict(ours, tested),
+        count=_count(ours), comparisons=found)
 
 def _count(outcomes: list[tuple[bool, bool]]) -> str:
     "How many comparisons point the claimed way, and how many are clear"
@@ -473,7 +459,7 @@ def _folded(name: str, row: pd.Series) -> str:
     for r in row.comparisons:
         label = f"{r.label} · `{r.scale}`" if r.scale else r.label
         ours = f"{r.ours} {r.unit} ({r.ours.n})" if r.ours else "–"
-        paper = "–" if r.paper is None else signed(r.paper, 2)
+        paper = signed(r.paper.points, 2) if r.paper else "–"
         lines.append([label, ours, paper])
     return "\n".join([
         f":::{{dropdown}} {row.text} {row.ours.capitalize()}",

@@ -483,15 +483,6 @@ class Digits(NamedTuple):
     gain: Optional[Gain]
     text: str              # the result in a sentence
 
-def _digits_scale(runs: pd.DataFrame) -> str:
-    "How the comparison on digits was made"
-    one = runs.iloc[0]
-    return (
-        f"Scikit-learn's digits, {one.trained_on + one.held_out:,} training "
-        f"images, {100 * one.eta:.0f}% of their labels drawn at random "
-        f"({100 * runs.wrong_rate.mean():.0f}% wrong), {one.tested_on} test "
-        f"images, ResNet-{one.depth}, {one.epochs} epochs.")
-
 # %% ../../nbs/report/01_results.ipynb #63b5ee7c
 def digits_comparison(
     frame: pd.DataFrame,  # from `gather`
@@ -511,7 +502,8 @@ def digits_comparison(
     sure = "" if found.significant else " That is within chance."
     return Digits(by_seed, found, (
         f"With {method_label(DEFAULT)} instead of CE the network {what} "
-        f"{found.words}.{sure} {_digits_scale(runs)}"))
+        f"{found.words}.{sure} Scikit-learn's digits, {runs.eta.max():.0%} "
+        f"of the labels drawn at random, {size_text(runs)}."))
 
 # %% ../../nbs/report/01_results.ipynb #8e02f6b9
 _README = [("cifar10", 0.4), ("cifar100", 0.4), ("mnist", 0.4),
