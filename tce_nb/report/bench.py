@@ -309,7 +309,6 @@ def bench_trainer(seconds: float, images: int = 768) -> list[Row]:
 # %% ../../nbs/report/04_bench.ipynb #e1e00005
 GFLOP_PER_IMAGE = 0.243
 
-# %% ../../nbs/report/04_bench.ipynb #7a6317fe
 def limit_loops(dtype=torch.float32, size: int = 1536) -> dict[str, tuple]:
     "Kernels that a processor is fast at, and the GFLOP of a call"
     a, b = torch.randn(2, size, size, dtype=dtype)
@@ -343,7 +342,15 @@ def bench_limits(seconds: float, images: int = 256) -> list[Row]:
             "FLOP/s", pace[best], ours))
     return rows
 
-# %% ../../nbs/report/04_bench.ipynb #a141162f
+# %% ../../nbs/report/04_bench.ipynb #7205b2c6
+def _cutters(path: str) -> dict[str, Callable[[], object]]:
+    "An epoch's augmented batches: ours, and torchvision's in a loader"
+    train = prepare(Config(dataset=path, device="cpu")).train
+    loader = plain_loader(path)
+    return {"ours": lambda: deque(epoch_batches(
+        train, 128, rng_for(0, "batches")), maxlen=0),
+        "theirs": lambda: deque(loader, maxlen=0)}
+
 def bench_parts(seconds: float) -> list[Row]:
     "Loss and augmentation within the trainer, as ratios"
     with tempfile.TemporaryDirectory() as folder:
@@ -355,15 +362,6 @@ def bench_parts(seconds: float) -> list[Row]:
         ratio_row(BENCH_EPOCH, epochs["tce"], epochs["ce"], at_most=1.01),
         ratio_row("our augmentation / torchvision in a DataLoader, images/s",
                   cut["theirs"], cut["ours"], at_least=20)]
-
-# %% ../../nbs/report/04_bench.ipynb #7205b2c6
-def _cutters(path: str) -> dict[str, Callable[[], object]]:
-    "An epoch's augmented batches: ours, and torchvision's in a loader"
-    train = prepare(Config(dataset=path, device="cpu")).train
-    loader = plain_loader(path)
-    return {"ours": lambda: deque(epoch_batches(
-        train, 128, rng_for(0, "batches")), maxlen=0),
-        "theirs": lambda: deque(loader, maxlen=0)}
 
 # %% ../../nbs/report/04_bench.ipynb #2e3a65d3
 def machine() -> Row:

@@ -20,7 +20,7 @@ from tce_nb.report.results import (
 from ..run.plan import ETAS, TAMED
 
 # %% auto #0
-__all__ = ['VERDICTS', 'RULES', 'CLAIMS', 'claims_table', 'claims_markdown']
+__all__ = ['RULES', 'CLAIMS', 'claims_table', 'claims_markdown']
 
 # %% ../../nbs/report/03_claims.ipynb #d1d00003
 def outcome(
@@ -38,7 +38,6 @@ def outcome(
     return False, found.low > margin or found.high < -margin
 
 # %% ../../nbs/report/03_claims.ipynb #d1d00020
-VERDICTS = ("supported", "mostly supported", "contradicted", "not decided")
 RULES = """\
 - **supported**: all comparisons point the claimed way, and at least half of \
 those with several seeds are clear.
@@ -54,6 +53,8 @@ interval, so it can point but is never clear. The paper's differences have \
 no intervals: there we count the way they point."""
 
 # %% ../../nbs/report/03_claims.ipynb #d515cd2b
+VERDICTS = ("supported", "mostly supported", "contradicted", "not decided")
+
 def verdict(
     outcomes: Iterable[tuple[bool, bool]],  # claimed way?, clear?
     tested: int,  # comparisons that have an interval
@@ -377,7 +378,7 @@ _MEMORY = [
                          for c in pairs([a], [b], _FIG2_NOISY, "memorised")],
           "Each exponent against the next larger one.")]
 
-# %% ../../nbs/report/03_claims.ipynb #009397fe
+# %% ../../nbs/report/03_claims.ipynb #d1d0001b
 _FIG3 = [(dataset, 0.4) for dataset in THRESHOLDS]
 _ALIKE = ("epochs", 0.2)  # within this share of the epochs of CE
 _SPEED = [
@@ -399,7 +400,6 @@ _SPEED = [
           [Comparison(0.0, 0.0, "time", margin=2.0)],
           "An epoch in the benchmark, within 2%.")]
 
-# %% ../../nbs/report/03_claims.ipynb #d1d0001b
 CLAIMS = [*_NOISY, *_ACCURACY, *_BASELINES, *_DROPS, *_MEMORY, *_SPEED]
 
 # %% ../../nbs/report/03_claims.ipynb #81229a2d

@@ -529,14 +529,6 @@ def readme_table(
     return "\n\n".join([markdown_table(head, rows, True),
                         textwrap.fill(_README_NOTE, 80)])
 
-# %% ../../nbs/report/01_results.ipynb #8e02f6ba
-def _readme_row(key: tuple, plain: pd.Series, tamed: pd.Series) -> list[str]:
-    "A line of the README's table"
-    dataset, eta = key
-    return [f"{TITLES[dataset]}, {eta:.0%}", tamed["size"],
-            _accuracy_text(plain), _accuracy_text(tamed),
-            " ".join(_gain_texts(tamed)) or "–", signed(tamed.paper_gain)]
-
 # %% ../../nbs/report/01_results.ipynb #60c9d1ea
 def update_readme(
     path: Union[str, Path] = "README.md",
@@ -549,6 +541,13 @@ def update_readme(
     table = readme_table(gather() if frame is None else frame)
     Path(path).write_text(f"{before}{marks[0]}\n\n{table}\n\n{marks[1]}"
                           f"{after}", encoding="utf-8")
+
+def _readme_row(key: tuple, plain: pd.Series, tamed: pd.Series) -> list[str]:
+    "A line of the README's table"
+    dataset, eta = key
+    return [f"{TITLES[dataset]}, {eta:.0%}", tamed["size"],
+            _accuracy_text(plain), _accuracy_text(tamed),
+            " ".join(_gain_texts(tamed)) or "–", signed(tamed.paper_gain)]
 
 # %% ../../nbs/report/01_results.ipynb #e1b00016
 BENCH_EPOCH = "TCE / CE epoch of the trainer"  # the row that a claim reads
