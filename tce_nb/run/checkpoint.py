@@ -10,6 +10,7 @@ import io
 import os
 import platform
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, Optional
@@ -34,16 +35,18 @@ def atomic_write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    finally: part.unlink(missing_ok=True)
+    finally:
+        part.unlink(missing_ok=True)
 
 # %% ../../nbs/run/03_checkpoint.ipynb #e3c0b0ea
 class CheckpointError(RuntimeError):
     "A checkpoint that cannot be resumed from, and what to do about it"
 
-# %% ../../nbs/run/03_checkpoint.ipynb #2f6c3a03
+# %% ../../nbs/run/03_checkpoint.ipynb #e3c0b0eb
 class DamagedCheckpoint(CheckpointError):
     "A checkpoint that is not whole"
 
+# %% ../../nbs/run/03_checkpoint.ipynb #2f6c3a03
 def save_checkpoint(path: Path, state: dict) -> None:
     "Write a checkpoint and its checksum"
     content = io.BytesIO()
@@ -53,12 +56,12 @@ def save_checkpoint(path: Path, state: dict) -> None:
 
 def load_checkpoint(path: Path, config: Config) -> dict:
     "Read a checkpoint of this configuration"
-    content = path.read_bytes()  # what cannot be read now may be whole
-    if hashlib.sha256(content[32:]).digest() != content[:32]:
-        raise DamagedCheckpoint(
-            f"{path}: not a whole checkpoint (its checksum is wrong); "
-            "remove it to start the run again")
-    state = torch.load(io.BytesIO(content[32:]), map_location="cpu",
+    content = path.read_bytes()
+    checksum, body = content[:32], content[32:]
+    if hashlib.sha256(body).digest() != checksum: raise DamagedCheckpoint(
+        f"{path}: not a whole checkpoint (its checksum is wrong); "
+        "remove it to start the run again")
+    state = torch.load(io.BytesIO(body), map_location="cpu",
                        weights_only=True)
     here, there = run_key(config), state["identity"]
     names = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
@@ -69,7 +72,7 @@ def load_checkpoint(path: Path, config: Config) -> dict:
 
 # %% ../../nbs/run/03_checkpoint.ipynb #a98627a2
 def environment(
-    device: torch.device,
+    device: torch.device,  # that computes
 ) -> dict[str, Any]:
     "Versions and hardware"
     versions = dict(
@@ -85,28 +88,27 @@ def environment(
     return here
 
 # %% ../../nbs/run/03_checkpoint.ipynb #a98627a1
-def device_name(
-    device: torch.device,
-) -> str:
+def device_name(device: torch.device) -> str:
     "The maker's name of a processor or GPU"
-    if device.type == "cuda": return torch.cuda.get_device_name(device)
-    try: text = Path("/proc/cpuinfo").read_text()
-    except OSError: return platform.processor() or platform.machine()
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
-    return found[1] if found else platform.machine()
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.M) \
+        if info.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
 
 # %% ../../nbs/run/03_checkpoint.ipynb #e99cfbaa
 def library_commit() -> Optional[str]:
     "The last commit that changed the library in use, and if it was since"
     root = Path(tce_nb.__file__).parents[1]
-    code = "tce_nb", "nbs/experiments"
-    if not (root/".git").exists(): return None
-    def git(*args): return subprocess.run(
-        ["git", "-C", str(root), *args], capture_output=True, text=True,
-        stdin=subprocess.DEVNULL)  # not a worker's pipe
-    try: commit, changes = (
-        git("log", "-1", "--format=%h", "--abbrev=12", "--", *code),
-        git("status", "--porcelain", "--", *code))
-    except OSError: return None  # no git here
-    if not commit.stdout: return None
-    return commit.stdout.strip() + ("+changes" if changes.stdout else "")
+    if not (root/".git").exists() or not shutil.which("git"):
+        return None
+    def git(*command):
+        return subprocess.run(
+            ["git", "-C", root, *command, "--", "tce_nb", "nbs/experiments"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True
+            ).stdout.strip()
+    commit = git("log", "-1", "--format=%h", "--abbrev=12")
+    if not commit:
+        return None
+    return commit + ("+changes" if git("status", "--porcelain") else "")

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import math
-import operator
 import os
 import re
 from dataclasses import dataclass, field, fields, replace
@@ -17,7 +16,6 @@ from numbers import Integral, Real
 from pathlib import Path, PureWindowsPath
 from typing import Any, Optional, Union, get_args, get_type_hints
 
-import numpy as np
 import torch
 
 from ..arguments import refuse, unknown
@@ -35,25 +33,30 @@ def setting(
     "A field of `Config` that carries its own help"
     return field(default=default, metadata={"help": help})
 
-# %% ../../nbs/run/00_config.ipynb #c3a9f1c4
 @dataclass(frozen=True)
-class Config:
-    "Everything that decides what a run computes"
+class DataConfig:
+    "What a run sees: images, noise, and what is held out"
     dataset: str = setting("digits", "data set, or the path of an .npz file")
     train_per_class: Optional[int] = setting(
         None, "first images of each class to train on")
     test_per_class: Optional[int] = setting(None, "likewise to test on")
-    loss: str = setting("tce", "loss, or FILE.py:NAME for one of your own")
-    alpha: float = setting(1.5, "taming exponent of tce and ntce")
     eta: float = setting(0.0, "noise ratio")
     noise: str = setting("uniform_including_true", "kind of noise")
     hold_out: float = setting(0, "images to hold out; below 1, their share")
     hold_out_noisy: bool = setting(
         True, "validate on noisy labels, not on true ones")
     seed: int = setting(0, "seed of noise, hold-out, weights and batches")
+
+# %% ../../nbs/run/00_config.ipynb #c3a9f1c4
+@dataclass(frozen=True)
+class Config(DataConfig):
+    "Everything that decides what a run computes"
+    loss: str = setting("tce", "loss, or FILE.py:NAME for one of your own")
+    alpha: float = setting(1.5, "taming exponent of tce and ntce")
     epochs: int = setting(8, "epochs to train")
     milestones: Optional[tuple[int, ...]] = setting(
         None, "first epochs of a lower learning rate; 1/2 and 3/4 of all")
+    optimizer: str = setting("sgd", "sgd, or adam with PyTorch's betas")
     lr: float = setting(0.1, "learning rate")
     momentum: float = setting(0.9, "momentum of SGD, with Nesterov's step")
     weight_decay: float = setting(1e-4, "weight decay of every parameter")
@@ -62,12 +65,15 @@ class Config:
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
     precision: str = setting("float32", "precision of the network")
     compile: bool = setting(False, "torch.compile the network")
-    def __post_init__(self) -> None: _make_plain(self)
+
+    def __post_init__(self) -> None:
+        for name, value in plain_values(self).items():
+            object.__setattr__(self, name, value)  # for it is frozen
 
 # %% ../../nbs/run/00_config.ipynb #f5137921
 _KINDS: dict[type, tuple] = {  # what is accepted, and in words
     int: (Integral, "an int"), float: (Real, "a number"),
-    bool: ((bool, np.bool_), "True or False"), str: ((str, Path), "a string")}
+    bool: (bool, "True or False"), str: ((str, Path), "a string")}
 
 @functools.cache
 def field_types() -> dict[str, tuple[type, bool]]:
@@ -81,8 +87,9 @@ def _plain_value(name: str, value: Any):
     "A field's value in its plain type"
     plain, optional = field_types()[name]
     accepted, words = _KINDS[plain]
-    if value is None and optional: return None
-    flag = isinstance(value, (bool, np.bool_)) and plain is not bool
+    if value is None and optional:
+        return None
+    flag = isinstance(value, bool) and plain is not bool
     if flag or not isinstance(value, accepted):
         refuse(ValueError, name, repr(value), words + " or None" * optional)
     return plain(value)
@@ -90,14 +97,16 @@ def _plain_value(name: str, value: Any):
 # %% ../../nbs/run/00_config.ipynb #f5137922
 def _plain_milestones(value) -> Optional[tuple[int, ...]]:
     "Milestones as a tuple, or None"
-    try: plain = None if value is None else tuple(map(operator.index, value))
-    except TypeError: plain = (0,)
-    if plain is not None and any(drop < 1 for drop in plain): refuse(
-        ValueError, "milestones", repr(value), "None or epochs >= 1")
-    return plain
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple)) or not all(
+            isinstance(drop, Integral) and int(drop) >= 1 for drop in value):
+        refuse(ValueError, "milestones", repr(value), "None or epochs >= 1")
+    return tuple(map(int, value))
 
 # %% ../../nbs/run/00_config.ipynb #609425df
-PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
+_CHOICES = {"precision": ("float32", "tf32", "bfloat16", "float16"),
+            "optimizer": ("sgd", "adam")}
 
 _positive = lambda x: 0 <= x < math.inf, "a number >= 0"
 _count = lambda x: x >= 1, "an int >= 1"
@@ -115,8 +124,8 @@ _RULES: dict[str, tuple] = {
 }
 
 # %% ../../nbs/run/00_config.ipynb #1c24f285
-def _make_plain(config: Config) -> None:
-    "Give every field a plain value; refuse what cannot be run"
+def plain_values(config: Config) -> dict[str, Any]:
+    "The plain value of every field; raises an error for what cannot be run"
     plain = {name: _plain_value(name, getattr(config, name))
              for name in field_types()}
     plain["milestones"] = _plain_milestones(config.milestones)
@@ -125,14 +134,15 @@ def _make_plain(config: Config) -> None:
     for name, (right, allowed) in _RULES.items():
         if plain[name] is not None and not right(plain[name]):
             refuse(ValueError, name, repr(plain[name]), allowed)
+    for name, known in _CHOICES.items():
+        if plain[name] not in known:
+            raise ValueError(unknown(name, plain[name], known))
     if plain["loss"] not in LOSSES and not loss_file(plain["loss"]):
         raise ValueError(unknown(
             "loss", plain["loss"], [*LOSSES, "FILE.py:NAME"]))
-    if plain["precision"] not in PRECISIONS:
-        raise ValueError(unknown("precision", plain["precision"], PRECISIONS))
     check_noise_name(plain["noise"])
     check_all_or_none(plain["noise"], plain["eta"])
-    for name, value in plain.items(): object.__setattr__(config, name, value)
+    return plain
 
 # %% ../../nbs/run/00_config.ipynb #8c5a6724
 PRESETS: dict[str, dict[str, Any]] = {
@@ -143,7 +153,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "short": dict(epochs=32, hold_out=0.1),
     "paper": dict(epochs=256),
 }
-_SHORT_EPOCHS = {"cifar100": 64, "mnist": 16, "svhn": 128}
 
 # %% ../../nbs/run/00_config.ipynb #b41e2c7a
 def preset(
@@ -151,39 +160,35 @@ def preset(
     **changes,   # fields of `Config`; they win over the preset
 ) -> Config:
     "A configuration at one of the project's scales"
-    if scale in _OLD_PRESETS: refuse(
-        ValueError, "preset", repr(scale) + ", which has ended",
-        "few (for memorisation) or short (for accuracies)")
     if str(scale) not in PRESETS:
         raise ValueError(unknown("preset", scale, PRESETS))
-    known = [f.name for f in fields(Config)]
+    known = [field.name for field in fields(Config)]
     for name in changes:
         if name not in known: raise TypeError(
             unknown(f"{name}: not a field of Config", name, known))
     return Config(**_preset_fields(scale, changes.get("dataset")) | changes)
 
+# %% ../../nbs/run/00_config.ipynb #2f6c1a03
+_SHORT_EPOCHS = {"cifar100": 64, "mnist": 16, "svhn": 128}
+_CPU_SIZES = {"cifar100": (50, 20, 40), "cifar10": (500, 200, 40),
+              "mnist": (200, 100, 40), "svhn": (400, 100, 32)}
+
 def _preset_fields(scale: str, dataset: Any) -> dict[str, Any]:
     "What a preset, new or old, says of a configuration for this data set"
-    chosen = dict((PRESETS | _OLD_PRESETS)[scale])
+    if scale == "cpu":
+        sizes = _CPU_SIZES.get(dataset, (None, None, 40))
+        return dict(zip(("train_per_class", "test_per_class", "epochs"),
+                        sizes))
+    chosen = dict(PRESETS[scale])
     if scale == "short":
         chosen["epochs"] = _SHORT_EPOCHS.get(dataset, chosen["epochs"])
-    if scale == "cpu": chosen |= _CPU_SIZES.get(dataset, {})
     return chosen
 
-# %% ../../nbs/run/00_config.ipynb #2f6c1a03
-_OLD_PRESETS = {"cpu": dict(epochs=40)}  # known so that records have a scale
-_CPU_SIZES = {name: dict(train_per_class=train, test_per_class=test,
-                         epochs=epochs)
-              for name, train, test, epochs in (
-                  ("cifar100", 50, 20, 40), ("cifar10", 500, 200, 40),
-                  ("mnist", 200, 100, 40), ("svhn", 400, 100, 32))}
-
 # %% ../../nbs/run/00_config.ipynb #5593bfbd
-def lr_milestones(
-    config: Config,
-) -> tuple[int, ...]:  # epochs in which the rate falls to a tenth
-    "The milestones given, or one half and three quarters of the epochs"
-    if config.milestones is not None: return config.milestones
+def lr_milestones(config: Config) -> tuple[int, ...]:
+    "The epochs in which the rate falls to a tenth, as given or 1/2 and 3/4"
+    if config.milestones is not None:
+        return config.milestones
     half = max(2, config.epochs // 2)  # the first epoch has the full rate
     return half, max(half + 1, config.epochs * 3 // 4)
 
@@ -206,31 +211,25 @@ def has_all_images(
     data: dict[str, Any],  # of its record
 ) -> bool:
     "Whether a run that takes all images of a known set had them"
-    train, test = SIZES.get(config.dataset, (None, None))
-    wanted = ((config.train_per_class, train,
-               data["trained_on"] + data["held_out"]),
-              (config.test_per_class, test, data["tested_on"]))
-    return all(some or whole in (None, had) for some, whole, had in wanted)
+    if config.dataset not in SIZES:
+        return True
+    train, test = SIZES[config.dataset]
+    had_train = data["trained_on"] + data["held_out"] == train
+    had_test = data["tested_on"] == test
+    return bool((config.train_per_class or had_train)
+                and (config.test_per_class or had_test))
 
 # %% ../../nbs/run/00_config.ipynb #3003306a
 class DataError(RuntimeError):
     "A data set that cannot be loaded, and what to do about it"
-
-def expand(
-    name: str,                # of the argument
-    path: Union[str, Path],   # may begin with ~ or ~user
-) -> Path:
-    "A path with the home folder in the place of its ~"
-    try: return Path(path).expanduser()
-    except RuntimeError: refuse(ValueError, name, repr(str(path)),
-                                "a folder of a user who is known here")
 
 def data_root(
     root: Union[str, Path, None] = None,  # default: TCE_DATA, or the cache
 ) -> Path:
     "The folder that data sets are looked for in, and downloaded to"
     root = root or os.environ.get("TCE_DATA")
-    if root: return expand("data", root)
+    if root:
+        return Path(root).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home()/".cache"
     return Path(cache)/"tce_nb"
 
@@ -241,14 +240,18 @@ def folder_of(file: str) -> Path:
 # %% ../../nbs/run/00_config.ipynb #b717d900
 def _files_of(config: Config, noise: str) -> dict[str, str]:
     "The fields that name a file, by its content"
-    named, noisy, own = {}, noise_file(noise), loss_file(config.loss)
+    named = {}
     if config.dataset.endswith(".npz"):
-        named["dataset"] = "sha256:" + _file_hash("dataset", config.dataset)
+        named["dataset"] = _file_hash("dataset", config.dataset)
+    noisy = noise_file(noise)
     if noisy:
         kind, file, column = noisy
-        named["noise"] = (f"{kind}:sha256:" + _file_hash(
-            "noise", str(folder_of(file)/file)) + column)
-    if own: named["loss"] = f"sha256:{_file_hash('loss', own[0])}:{own[1]}"
+        content = _file_hash("noise", str(folder_of(file)/file))
+        named["noise"] = f"{kind}:{content}{column}"
+    own = loss_file(config.loss)
+    if own:
+        file, name = own
+        named["loss"] = f"{_file_hash('loss', file)}:{name}"
     return named
 
 # %% ../../nbs/run/00_config.ipynb #094d30d0
@@ -256,25 +259,23 @@ def _file_hash(argument: str, path: str) -> str:
     "SHA-256 of a file's content, read again only when it has changed"
     try:
         state = os.stat(path)
-        if Path(path).is_dir(): raise IsADirectoryError(0, "it is a folder")
-    except OSError as error: raise DataError(
-        f"{argument}: got {path!r}, which cannot be read ({error.strerror})"
-        ) from error
-    return _hash_version(os.path.abspath(path), state.st_mtime_ns,
-                         state.st_size)
+        return _hash_version(os.path.abspath(path), state.st_mtime_ns,
+                             state.st_size)
+    except OSError as error:
+        raise DataError(f"{argument}: got {path!r}, which cannot be read "
+                        f"({error.strerror})") from error
 
 @functools.lru_cache(maxsize=64)
 def _hash_version(path: str, modified: int, size: int) -> str:
     "SHA-256 of this version of a file"
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return "sha256:" + hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 # %% ../../nbs/run/00_config.ipynb #b3a5bcea
-def run_key(
-    config: Config,
-) -> dict[str, Any]:
+def run_key(config: Config) -> dict[str, Any]:
     "What makes this run different from others, as plain values"
     same = {"device"}
     if not has_alpha(config.loss): same.add("alpha")
+    if config.optimizer == "adam": same.add("momentum")
     if config.eta == 0: same.add("noise")
     if config.eta == 0 or config.hold_out == 0: same.add("hold_out_noisy")
     chosen = {name: value for name, value in vars(config).items()
@@ -284,9 +285,10 @@ def run_key(
     return chosen | _files_of(config, chosen.get("noise", ""))
 
 # %% ../../nbs/run/00_config.ipynb #07dce7fc
-def digest(values: dict) -> str:
-    "A short hash of plain values"
-    text = json.dumps(values, sort_keys=True)
+def digest(values: dict, without: tuple[str, ...] = ()) -> str:
+    "A short hash of plain values, without those of these names"
+    kept = {k: v for k, v in values.items() if k not in without}
+    text = json.dumps(kept, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 def loss_name(loss: str, alpha: float) -> str:
@@ -318,19 +320,13 @@ def cell_of(
     key: Optional[dict] = None,  # of the run, if known
 ) -> str:
     "A short hash that all runs of a cell of a table share"
-    return _digest_without(key or run_key(config), _OWN)
+    return digest(key or run_key(config), without=_OWN)
 
-def recipe_of(
-    config: Config,
-) -> str:
+def recipe_of(config: Config) -> str:
     "A short hash that all runs of a table share: how they were trained"
-    return _digest_without(run_key(_without_files(config)), (
+    return digest(run_key(_without_files(config)), without=(
         *_OWN, "train_per_class", "test_per_class", "loss", "alpha", "eta",
         "noise"))
-
-def _digest_without(key: dict[str, Any], names: tuple[str, ...]) -> str:
-    "A short hash of a key but for these fields"
-    return digest({k: v for k, v in key.items() if k not in names})
 
 def _without_files(config: Config) -> Config:
     "A configuration whose key needs no file: that may be gone"
@@ -350,29 +346,24 @@ def rng_for(
 _FREE = ("dataset", "loss", "alpha", "eta", "noise", "hold_out",
          "hold_out_noisy", "seed")
 
-def scale_of(
-    config: Config,
-) -> str:
-    "The preset at whose scale this run was made, or `custom`"
-    return _scale_of(replace(config, seed=0))
-
 @functools.lru_cache(maxsize=10_000)
-def _scale_of(config: Config) -> str:
-    "The scale of a run, found once for all seeds"
+def scale_of(config: Config) -> str:
+    "The preset at whose scale this run was made, or `custom`"
     free = {name: getattr(config, name) for name in _FREE}
-    def bare(config): return run_key(_without_files(config))
-    return next((scale for scale in PRESETS | _OLD_PRESETS if bare(Config(
-        **_preset_fields(scale, config.dataset) | free)) == bare(config)),
-        "custom")
+    key = run_key(_without_files(config))
+    for scale in (*PRESETS, "cpu"):
+        usual = Config(**_preset_fields(scale, config.dataset) | free)
+        if run_key(_without_files(usual)) == key:
+            return scale
+    return "custom"
 
 # %% ../../nbs/run/00_config.ipynb #ba31b508
 _SIZES = ("epochs", "train_per_class", "test_per_class")
 
-def changes_of(
-    config: Config,
-) -> str:
+def changes_of(config: Config) -> str:
     "What a custom run has changed of the paper's recipe, in words"
-    if scale_of(config) != "custom": return ""
+    if scale_of(config) != "custom":
+        return ""
     usual = replace(config, milestones=None)
     if lr_milestones(usual) == lr_milestones(config): config = usual
     return ", ".join(

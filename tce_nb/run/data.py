@@ -5,10 +5,9 @@
 # %% ../../nbs/run/01_data.ipynb #b5c29b96
 from __future__ import annotations
 
+import gzip
 import importlib
-import shutil
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Iterator, Optional, Union
@@ -66,16 +65,17 @@ def load(
     download: bool = True,  # whether to fetch what is not there
 ) -> Dataset:
     "Load a data set by name or path"
-    if dataset == "digits": return load_digits()
-    if str(dataset).endswith(".npz"): return load_npz(dataset)
+    if dataset == "digits":
+        return load_digits()
+    if str(dataset).endswith(".npz"):
+        return load_npz(dataset)
     if dataset not in SIZES: refuse(
         DataError, "dataset", repr(dataset),
         f"digits, {', '.join(CLASSES)} or the path of an .npz file")
-    folder = data_root(root)
+    folder, mirror = data_root(root), dataset.startswith("cifar")
     if (folder/f"{dataset}.npz").exists():
-        return load_npz(folder/f"{dataset}.npz", CLASSES[dataset],
-                        mirror=dataset.startswith("cifar"))
-    return _load_torchvision(dataset, folder, download)
+        return load_npz(folder/f"{dataset}.npz", CLASSES[dataset], mirror)
+    return _load_original(dataset, folder, download)
 
 # %% ../../nbs/run/01_data.ipynb #accf3aed
 def first_per_class(
@@ -84,14 +84,13 @@ def first_per_class(
     argument: str = "n",  # what an error calls it
 ) -> Tensor:         # indices, ascending
     "Indices of the first `n` samples of each class, in the original order"
-    counts = torch.bincount(labels)
-    short = [c for c, count in enumerate(counts.tolist()) if 0 < count < n]
-    if n < 1 or short:
-        have = f"class {short[0]} has {counts[short[0]]}" if short else "n < 1"
-        raise ValueError(f"{argument}: got {n} per class, but {have}")
+    counts = torch.bincount(labels).tolist()
+    for label, count in enumerate(counts):
+        if 0 < count < n: raise ValueError(
+            f"{argument}: got {n} per class, but class {label} has {count}")
     rank = torch.empty_like(labels)
-    for c in range(len(counts)):
-        rank[labels == c] = torch.arange(int(counts[c]))
+    for label, count in enumerate(counts):
+        rank[labels == label] = torch.arange(count)
     return (rank < n).nonzero()[:, 0]
 
 # %% ../../nbs/run/01_data.ipynb #8dc55cb6
@@ -101,12 +100,16 @@ def subset(
     test_per_class: Optional[int] = None,   # default: all
 ) -> Dataset:
     "The first images of each class"
-    for part, n in (("train", train_per_class), ("test", test_per_class)):
-        if n is None: continue
-        images, labels = f"{part}_images", f"{part}_labels"
-        keep = first_per_class(getattr(data, labels), n, f"{part}_per_class")
-        data = replace(data, **{images: getattr(data, images)[keep],
-                                labels: getattr(data, labels)[keep]})
+    if train_per_class is not None:
+        keep = first_per_class(
+            data.train_labels, train_per_class, "train_per_class")
+        data = replace(data, train_images=data.train_images[keep],
+                       train_labels=data.train_labels[keep])
+    if test_per_class is not None:
+        keep = first_per_class(
+            data.test_labels, test_per_class, "test_per_class")
+        data = replace(data, test_images=data.test_images[keep],
+                       test_labels=data.test_labels[keep])
     return data
 
 # %% ../../nbs/run/01_data.ipynb #42386dde
@@ -116,9 +119,6 @@ def hold_out(
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:  # indices to train on, indices held out
     "Split `n` samples at random into training and hold-out"
-    if not (0 <= size < 1 or size % 1 == 0): refuse(
-        ValueError, "hold_out", size,
-        "a share below 1, or a whole number of images")
     count = round(size * n) if size < 1 else int(size)
     if not 0 <= count < n or size > 0 and count == 0: refuse(
         ValueError, "hold_out", f"{size}, which is {count} of {n} images",
@@ -143,8 +143,13 @@ def channel_stats(
 # %% ../../nbs/run/01_data.ipynb #7487ab57
 PAD = 4  # border of a padded image
 
-def _padded(images: Tensor, mean: Tensor, std: Tensor, device,
-            mirror: bool) -> Tensor:  # mirror, image, y, x, channel
+def padded_images(
+    images: Tensor,  # uint8, N x C x 32 x 32
+    mean: Tensor,
+    std: Tensor,
+    device: Union[str, torch.device],
+    mirror: bool,
+) -> Tensor:  # mirror, image, y, x, channel
     "Images normalised, padded with zeros, and mirrored beside themselves"
     side, mean, std = 32 + 2 * PAD, mean.to(device), std.to(device)
     padded = torch.zeros(1 + mirror, len(images), side, side,
@@ -156,10 +161,6 @@ def _padded(images: Tensor, mean: Tensor, std: Tensor, device,
         inner[0, part] = x.sub_(mean).div_(std)
         if mirror: inner[1, part] = x.flip(2)
     return padded
-
-def _windows(padded: Tensor) -> Tensor:  # mirror, image, y, x, 32, 32, channel
-    "All crops of all images, as a view"
-    return padded.unfold(2, 32, 1).unfold(3, 32, 1).movedim(4, 6)
 
 # %% ../../nbs/run/01_data.ipynb #7c660db5
 class Images:
@@ -173,12 +174,12 @@ class Images:
         mirror: bool = False,  # whether to keep mirror images too
     ) -> None:
         self.mirror = mirror
-        self.padded = _padded(images, mean, std, device, mirror)
-        self.windows = _windows(self.padded)
+        self.padded = padded_images(images, mean, std, device, mirror)
+        windows = self.padded.unfold(2, 32, 1).unfold(3, 32, 1)
+        self.windows = windows.movedim(4, 6)  # mirror, n, y, x, 32, 32, c
 
     def __len__(self) -> int: return self.padded.shape[1]
-    def cut(self, index: Tensor, y: Tensor, x: Tensor,
-            mirror: Tensor) -> Tensor:
+    def cut(self, index, y, x, mirror: Tensor) -> Tensor:
         "These images, mirrored or not, from these rows and columns (0 to 8)"
         return self.windows[mirror.long(), index, y, x].permute(0, 3, 1, 2)
 
@@ -208,7 +209,6 @@ def epoch_batches(
 # %% ../../nbs/run/01_data.ipynb #adf50a45
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
-# %% ../../nbs/run/01_data.ipynb #adf50a44
 def load_npz(
     path: Union[str, Path],  # the file
     num_classes: Optional[int] = None,  # default: the largest label plus one
@@ -230,10 +230,11 @@ def load_npz(
 # %% ../../nbs/run/01_data.ipynb #48fff96c
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     "The arrays of an .npz file by name"
-    if not path.is_file(): raise DataError(f"{path}: no such file")
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            return dict(file)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
     except Exception as error:  # zip, pickle, header: all mean the same here
         raise DataError(f"{path}: not a readable .npz file, or cut short "
                         f"({error}); fetch or write it again") from error
@@ -245,38 +246,35 @@ def _check_arrays(path: Path, arrays: dict) -> None:
     if missing:
         raise DataError(f"{path}: has no {', '.join(missing)}; a data set "
                         f"needs {', '.join(ARRAYS)}")
+    channels = arrays["train_images"].shape[1:2]
+    for part in ("train", "test"):
+        images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+        refuse_unless(images.dtype == np.uint8 and images.size > 0
+                      and images.shape[1:] == (*channels, 32, 32),
+                      path, f"{part}_images", images,
+                      "uint8 N x C x 32 x 32 with the same C in both parts")
+        refuse_unless(labels.dtype.kind in "iu" and labels.min() >= 0
+                      and labels.shape == images.shape[:1],
+                      path, f"{part}_labels", labels,
+                      f"{len(images)} integers from 0")
     mirror = arrays.get("mirror", np.array(False))
-    if mirror.size != 1 or mirror.dtype.kind not in "biu":
-        raise DataError(f"{path}: mirror is {mirror.dtype} of shape "
-                        f"{mirror.shape}, expected one True or False")
-    for images, labels in (ARRAYS[:2], ARRAYS[2:]):
-        _check_part(path, images, arrays[images], arrays[labels])
-    channels = [arrays[name].shape[1] for name in ARRAYS[::2]]
-    if channels[0] != channels[1]:
-        raise DataError(f"{path}: {channels[0]} channels in training and "
-                        f"{channels[1]} in test images, expected the same")
-
-# %% ../../nbs/run/01_data.ipynb #eedb0cca
-def _check_part(path: Path, name: str, images, labels) -> None:
-    "Refuse the images, or the labels, of a training or a test set"
-    if images.dtype != np.uint8 or images.ndim != 4 \
-            or images.shape[2:] != (32, 32) or images.size == 0:
-        raise DataError(f"{path}: {name} is {images.dtype} of shape "
-                        f"{images.shape}, expected uint8 N x C x 32 x 32")
-    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
-        raise DataError(
-            f"{path}: the labels of {name} are {labels.dtype} of shape "
-            f"{labels.shape}, expected {len(images)} integers")
-    for label in (labels.min(), labels.max()):
-        if not 0 <= label <= 65_535: raise DataError(
-            f"{path}: the labels of {name} hold {label}, expected 0 to 65535")
+    refuse_unless(mirror.size == 1 and mirror.dtype.kind in "biu",
+                  path, "mirror", mirror, "one True or False")
 
 # %% ../../nbs/run/01_data.ipynb #31380430
+def refuse_unless(right, path: Path, name: str, array, expected: str) -> None:
+    "Raise an error that describes an array of a file, unless it is right"
+    if right: return
+    got = f"{array.dtype} of shape {array.shape}"
+    if array.size and array.dtype.kind in "iu":
+        got += f" from {array.min()}"
+    refuse(DataError, f"{path}: {name}", got, expected)
+
 def _check_classes(path: Path, train: Tensor, test: Tensor, n: int) -> None:
     "Refuse labels beyond the class count, or classes that nothing can learn"
-    for labels in (train, test):
-        if labels[-1] >= n: raise DataError(
-            f"{path}: holds the label {labels[-1]}, expected 0 to {n - 1}")
+    largest = max(train[-1], test[-1])
+    if largest >= n: raise DataError(
+        f"{path}: holds the label {largest}, expected 0 to {n - 1}")
     if train[0] and train[-1] == n - 1 == len(train): raise DataError(
         f"{path}: its labels count from {train[0]}, expected from 0")
     unseen = test[~torch.isin(test, train)]
@@ -298,97 +296,60 @@ def import_torchvision():
     torch._tce_nb_torchvision = library  # type: ignore # keep it alive
     return importlib.import_module("torchvision")
 
-# %% ../../nbs/run/01_data.ipynb #c17f2edb
-_MNIST = tuple(f"{part}-ubyte.gz" for part in (
-    "train-images-idx3", "train-labels-idx1",
-    "t10k-images-idx3", "t10k-labels-idx1"))
-_PLACES = {"mnist": tuple(f"MNIST/raw/{name}" for name in _MNIST),
-           "svhn": ("train_32x32.mat", "test_32x32.mat"),
-           "cifar10": ("cifar-10-batches-py",),
-           "cifar100": ("cifar-100-python",)}  # what a set consists of
-
-def _load_torchvision(dataset: str, root: Path, download: bool) -> Dataset:
-    "One of the paper's four from its original files"
-    if not all((root/place).exists() for place in _PLACES[dataset]):
-        if not download: raise DataError(
-            f"{dataset}: not in {root}; load it once with a network, or name "
-            "its folder with TCE_DATA")
-        _download(dataset, root)
-    try:
-        parts = (_open_mnist(root) if dataset == "mnist"
-                 else _open(dataset, root, download=False))
-    except DataError: raise
-    except Exception as error: raise DataError(
-        f"{' or '.join(str(root/place) for place in _PLACES[dataset])}: "
-        f"incomplete or damaged ({error}); remove it and it will be fetched "
-        "again") from error
-    tensors = [tensor for part in parts for tensor in _tensors(part)]
-    return Dataset(dataset, *tensors, CLASSES[dataset],  # type: ignore
-                   mirror=dataset.startswith("cifar"))
-
 # %% ../../nbs/run/01_data.ipynb #e708d86f
-def _open(dataset: str, root: Path, download: bool) -> list:
-    "Torchvision's training and test set; it checks every file's checksum"
+def _open(dataset: str, root: Path, download: bool = False) -> list[tuple]:
+    "Images and labels of the training and the test set, verified"
     sets = import_torchvision().datasets
+    if dataset == "mnist":
+        if download: sets.MNIST(root, download=True)
+        return [_read_mnist(root, part) for part in ("train", "t10k")]
     if dataset == "svhn":
-        return [sets.SVHN(root, split=split, download=download)
-                for split in ("train", "test")]
-    kind = {"mnist": sets.MNIST, "cifar10": sets.CIFAR10,
-            "cifar100": sets.CIFAR100}[dataset]
-    return [kind(root, train=train, download=download)
-            for train in (True, False)]
+        opened = [sets.SVHN(root, split, download=download)
+                  for split in ("train", "test")]
+        return [(part.data, part.labels) for part in opened]
+    kind = {"cifar10": sets.CIFAR10, "cifar100": sets.CIFAR100}[dataset]
+    opened = [kind(root, train, download=download) for train in (True, False)]
+    return [(part.data, part.targets) for part in opened]
+
+def _read_mnist(root: Path, part: str) -> tuple[Tensor, Tensor]:
+    "Images and labels from two of MNIST's archives"
+    def content(name, header):
+        archive = root/"MNIST"/"raw"/f"{part}-{name}-ubyte.gz"
+        return torch.frombuffer(bytearray(gzip.decompress(
+            archive.read_bytes())), dtype=torch.uint8, offset=header)
+    images = content("images-idx3", header=16)
+    return images.view(-1, 28, 28), content("labels-idx1", header=8)
 
 # %% ../../nbs/run/01_data.ipynb #66b629c0
-def _tensors(part) -> tuple[Tensor, Tensor]:
-    "Torchvision's images and labels as N x C x 32 x 32 bytes and int64"
-    images = torch.as_tensor(part.data)
-    labels = torch.as_tensor(getattr(part, "targets", getattr(
-        part, "labels", None)), dtype=torch.int64)
+def _tensors(images, labels) -> tuple[Tensor, Tensor]:
+    "Images and labels as N x C x 32 x 32 bytes and int64"
+    images = torch.as_tensor(images)
     if images.dim() == 3:                        # MNIST: 28 x 28, grey
         images = F.pad(images[:, None], (2, 2, 2, 2))
     elif images.shape[-1] == 3:                  # CIFAR: channels last
         images = images.permute(0, 3, 1, 2).contiguous()
-    return images, labels
+    return images, torch.as_tensor(labels, dtype=torch.int64)
 
 # %% ../../nbs/run/01_data.ipynb #cdb9120d
-def _download(dataset: str, root: Path) -> None:
-    "Fetch a data set through torchvision into `root`, whole or not at all"
+def _load_original(dataset: str, root: Path, download: bool) -> Dataset:
+    "One of the paper's four from its original files, fetched if need be"
+    try: parts = _open(dataset, root)
+    except Exception as error:  # not there, cut short, another checksum
+        if not download: raise DataError(
+            f"{dataset}: missing or damaged in {root} ({error}); load it "
+            "once with a network, or name its folder with TCE_DATA") from error
+        parts = _download(dataset, root)
+    tensors = [tensor for part in parts for tensor in _tensors(*part)]
+    return Dataset(dataset, *tensors, CLASSES[dataset],  # type: ignore
+                   mirror=dataset.startswith("cifar"))
+
+def _download(dataset: str, root: Path) -> list[tuple]:
+    "Fetch a data set through torchvision into `root`"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root/f".{dataset}.lock"): _fetch_missing(dataset, root)
-    except Exception as error:
-        raise DataError(
-            f"{dataset}: not in {root}, and the download failed ({error}); "
-            f"put {dataset}.npz or the original files there, or name another "
-            "folder with TCE_DATA") from error
-
-def _fetch_missing(dataset: str, root: Path) -> None:
-    "Download missing files; the caller holds the lock"
-    missing = [place for place in _PLACES[dataset]
-               if not (root/place).exists()]
-    for left in root.glob(f".part-{dataset}-*"):  # by one that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    if not missing: return  # another has fetched it
-    with tempfile.TemporaryDirectory(prefix=f".part-{dataset}-",
-                                     dir=root) as part:
-        _open(dataset, Path(part), download=True)
-        for place in missing:
-            (root/place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(Path(part)/place, root/place)
-
-# %% ../../nbs/run/01_data.ipynb #333c9886
-def _open_mnist(root: Path) -> list:
-    "MNIST from its archives, checked against torchvision's checksums"
-    sets = import_torchvision().datasets
-    sums = dict(sets.MNIST.resources)
-    with tempfile.TemporaryDirectory() as folder:
-        raw = Path(folder)/"MNIST"/"raw"
-        raw.mkdir(parents=True)
-        for place in _PLACES["mnist"]:
-            archive = root/place
-            if not sets.utils.check_integrity(archive, sums[archive.name]):
-                raise DataError(
-                    f"{archive}: cut short or damaged (its checksum is "
-                    "wrong); remove it and it will be fetched again")
-            shutil.copy(archive, raw)
-        return _open("mnist", Path(folder), download=True)
+        with FileLock(root/f".{dataset}.lock"):  # the others wait
+            return _open(dataset, root, download=True)
+    except Exception as error: raise DataError(
+        f"{dataset}: missing or damaged in {root}, and the download failed "
+        f"({error}); put {dataset}.npz or the original files there, or name "
+        "another folder with TCE_DATA") from error

@@ -5,8 +5,6 @@
 # %% ../../nbs/run/05_records.ipynb #54329d7e
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import math
 import os
@@ -23,6 +21,10 @@ import torch.nn.functional as F
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+# %% auto #0
+__all__ = ['record_run', 'results_folder', 'read_record', 'gather', 'histories', 'cells']
+
+# %% ../../nbs/run/05_records.ipynb #54329d7f
 from ..arguments import refuse, unknown
 from ..losses import tamed_weight
 from ..noise import bare_noise, noise_file
@@ -30,22 +32,17 @@ from ..registry import has_alpha, loss_file
 from .checkpoint import (
     DamagedCheckpoint, atomic_write, environment)
 from .config import (
-    Config, cell_of, changes_of, digest, expand, has_all_images, loss_name,
-    recipe_of, run_key, run_name, run_words, scale_of)
+    Config, cell_of, changes_of, digest, has_all_images, loss_name, recipe_of,
+    run_key, run_name, run_words, scale_of)
 from .data import Images
 from .train import (
     Run, Task, own_logits, pick_device, predict, report, train)
 
-# %% auto #0
-__all__ = ['record_run', 'results_folder', 'read_record', 'gather', 'histories', 'cells']
-
 # %% ../../nbs/run/05_records.ipynb #9d08c53a
 READINGS = ("selected", "last", "oracle")
 
-def selected_in(
-    history: list[dict],  # of a run that holds out images
-) -> Optional[int]:
-    "The first epoch of the best validation accuracy"
+def selected_in(history: list[dict]) -> Optional[int]:
+    "The first epoch of the best validation accuracy, if images are held out"
     valid = [row for row in history if row.get("val_accuracy") is not None]
     best = max(valid, key=lambda row: row["val_accuracy"], default=None)
     return best["epoch"] if best else None
@@ -57,13 +54,12 @@ def readings(
     "Epoch and test accuracy: selected, last, oracle"
     valid = {row["epoch"]: row["test_accuracy"] for row in history
              if row.get("test_accuracy") is not None}
-    def at(epoch): return dict(epoch=epoch, test_accuracy=valid[epoch]) \
-        if epoch in valid else None
-    whole = len(valid) == len(history) > 0  # the run did not diverge
-    return dict(selected=at(selected),
-                last=at(max(valid)) if whole else None,
-                oracle=at(max(valid, key=lambda e: valid[e]))
-                if valid else None)
+    def at(epoch):
+        return dict(epoch=epoch, test_accuracy=valid[epoch]) \
+            if epoch in valid else None
+    best = max(valid, key=lambda epoch: valid[epoch], default=None)
+    last = history[-1]["epoch"] if history else None
+    return dict(selected=at(selected), last=at(last), oracle=at(best))
 
 # %% ../../nbs/run/05_records.ipynb #a95b87c2
 def record_run(
@@ -76,20 +72,16 @@ def record_run(
 ) -> Run:
     "Train one network, or go on with it, and write its record"
     _check_request(config, selected, rerun)
-    files = Files(name := run_name(config), folder)
-    try: lock = lock_of(name, folder).acquire(timeout=3)
-    except Timeout: raise Busy(
-        f"{name}: another process is computing this run") from None
-    with lock:
-        if recorded(name, folder) and not rerun:
+    name = run_name(config)
+    files = Files(name, folder)
+    with _take_lock(name, folder):
+        done = recorded(name, folder)
+        if done and not rerun:
             raise AlreadyRecorded(f"{files.record}: exists")
         run = _train_or_restart(config, files, progress, task)
-        if run_name(config, run.run_key) != name: raise RuntimeError(
-            f"{name}: a file that it names was changed as the run began")
-        if files.record.exists() and not recorded(name, folder):
+        if files.record.exists() and not done:  # it is damaged
             os.replace(files.record, files.checkpoint.with_suffix(".record"))
-        if selected is None: selected = find_selected(
-            config, folder, run.run_key)
+        selected = selected or find_selected(config, folder, run.run_key)
         write_record(make_record(run, selected), folder)
         for path in (files.checkpoint, files.progress, files.failure):
             path.unlink(missing_ok=True)
@@ -98,16 +90,23 @@ def record_run(
 # %% ../../nbs/run/05_records.ipynb #a95b87c3
 def _check_request(config: Config, selected, rerun) -> None:
     "Refuse what papermill alone lets through, before anything is trained"
-    if selected is not None and not (
-            type(selected) is int and 1 <= selected <= config.epochs):
+    epoch = type(selected) is int and 1 <= selected <= config.epochs
+    if selected is not None and not epoch:
         refuse(ValueError, "selected_epoch", repr(selected),
                f"None or an epoch from 1 to {config.epochs}")
     if not isinstance(rerun, bool):
         refuse(ValueError, "rerun", repr(rerun), "True or False")
 
+def _take_lock(name: str, folder):
+    "The lock of a run, taken; raises an error if another process has it"
+    try:
+        return lock_of(name, folder).acquire(timeout=3)
+    except Timeout:
+        raise Busy(f"{name}: another process is computing this run") from None
+
 # %% ../../nbs/run/05_records.ipynb #8eb379dd
 def _train_or_restart(config, files: Files, progress: bool, task=None) -> Run:
-    "Train; a damaged checkpoint is set aside and the run starts again"
+    "Train; a damaged checkpoint is removed and the run starts again"
     def tell(run):
         row = run.history[-1]
         atomic_write(files.progress, json.dumps(dict(
@@ -115,11 +114,11 @@ def _train_or_restart(config, files: Files, progress: bool, task=None) -> Run:
             test_accuracy=_number(row.get("test_accuracy")),
             seconds=row["seconds"], pid=os.getpid(), at=time.time())).encode())
         if progress: report(run)
-    try: return train(config, files.checkpoint, tell, task)
+    try:
+        return train(config, files.checkpoint, tell, task)
     except DamagedCheckpoint as error:
-        aside = files.checkpoint.with_suffix(".damaged")
-        os.replace(files.checkpoint, aside)
-        warnings.warn(f"{error}; moved to {aside.name}, starting again")
+        warnings.warn(f"{error}: removed it, starting again")
+        files.checkpoint.unlink()
         return train(config, files.checkpoint, tell, task)
 
 # %% ../../nbs/run/05_records.ipynb #eb199fc8
@@ -129,19 +128,20 @@ def find_selected(
     key: Optional[dict] = None,  # of the run; default: as its files are now
 ) -> Optional[int]:
     "The epoch that the recorded hold-out run of this cell selected, if any"
-    start = re.split("-(?:select|train)-seed", run_name(config, key))[0]
-    found = []
-    for path in (results_folder(folder)/"records").glob(f"{start}-select-*"):
-        with contextlib.suppress(RecordError):  # `gather` reports it
-            if path.suffix == ".json": found.append(read_record(path))
+    names = re.sub("-(select|train)-seed.*", "-select-*", run_words(config))
+    paths = (results_folder(folder)/"records").glob(f"{names}.json")
+    found = [read_record(path) for path in paths
+             if recorded(path.stem, folder)]
     return _selections(found).get(cell_of(config, key))
 
 def _selections(records: Iterable[dict]) -> dict[str, Optional[int]]:
     "The epoch selected in each cell; on noisy labels, if there is a choice"
-    held = sorted((r for r in records if record_config(r).hold_out), key=(
-        lambda r: (not record_config(r).hold_out_noisy, r["name"])))
-    return {record["cell"]: selected_in(record_history(record))
-            for record in held[::-1]}  # so that the first counts
+    chosen: dict[str, Optional[int]] = {}
+    held = [r for r in records if r["config"]["hold_out"]]
+    for record in sorted(held, key=lambda r: (
+            not r["config"]["hold_out_noisy"], r["name"])):
+        chosen.setdefault(record["cell"], selected_in(record_history(record)))
+    return chosen
 
 # %% ../../nbs/run/05_records.ipynb #f830ac82
 def results_folder(
@@ -150,7 +150,7 @@ def results_folder(
     "The folder of records, as an absolute path"
     folder = folder or os.environ.get("TCE_RESULTS") or \
         (project_folder() or Path.cwd())/"results"
-    path = expand("results", folder).absolute()
+    path = Path(folder).expanduser().absolute()
     if path.exists() and not path.is_dir():
         refuse(ValueError, "results", repr(str(path)), "a folder")
     return path
@@ -160,19 +160,16 @@ def project_folder() -> Optional[Path]:
     "The clone of this project that the working directory is in, if any"
     for folder in (Path.cwd(), *Path.cwd().parents):
         settings = folder/"settings.ini"
-        if settings.exists() and b"lib_name = tce_nb" in \
-                settings.read_bytes(): return folder
+        if settings.exists() and "lib_name = tce_nb" in settings.read_text():
+            return folder
     return None
 
 # %% ../../nbs/run/05_records.ipynb #4c1ead56
+Folder = Union[str, Path, None]  # of results, as `results_folder` takes it
+
 class Files:
     "The files of one run in a folder of results"
-
-    def __init__(
-        self,
-        name: str,  # of the run
-        folder: Union[str, Path, None] = None,  # of results
-    ) -> None:
+    def __init__(self, name: str, folder: Folder = None) -> None:
         folder = results_folder(folder)
         self.record = folder/"records"/f"{name}.json"
         self.notebook = folder/"records"/f"{name}.ipynb"
@@ -193,58 +190,54 @@ class AlreadyRecorded(RuntimeError):
 class Busy(RuntimeError):
     "Another process is computing this run"
 
-def recorded(
-    name: str,  # of a run
-    folder: Union[str, Path, None] = None,  # of results
-) -> bool:
-    "Whether there is a valid record of a run"
-    try: return bool(read_record(Files(name, folder).record))
-    except RecordError: return False
-
 # %% ../../nbs/run/05_records.ipynb #2ad6f207
-def lock_of(
-    name: str,  # of a run
-    folder: Union[str, Path, None] = None,  # of results
-) -> FileLock:
+def recorded(name: str, folder: Folder = None) -> bool:
+    "Whether there is a valid record of a run"
+    try:
+        return bool(read_record(Files(name, folder).record))
+    except RecordError:
+        return False
+
+def lock_of(name: str, folder: Folder = None) -> FileLock:
     "The lock of a run; whoever holds it may take it again"
     path = Files(name, folder).lock
     path.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(path, is_singleton=True)
 
-def is_running(
-    name: str,  # of a run
-    folder: Union[str, Path, None] = None,  # of results
-) -> bool:
+def is_running(name: str, folder: Folder = None) -> bool:
     "Whether some process on this file system is computing a run"
-    if not Files(name, folder).lock.exists(): return False
+    if not Files(name, folder).lock.exists():
+        return False
     try:
         with lock_of(name, folder).acquire(timeout=0): return False
-    except Timeout: return True
-    except OSError: return False  # we may not write here, so cannot ask
+    except Timeout:
+        return True
+    except OSError:  # we may not write here, so cannot ask
+        return False
 
 # %% ../../nbs/run/05_records.ipynb #4e905da2
-def final_summary(
-    run: Run,  # a finished one
-) -> Optional[dict[str, Any]]:
+def final_summary(run: Run) -> Optional[dict[str, Any]]:
     "What the network of the last epoch says of every image"
-    if run.diverged or run.net is None or run.task is None: return None
+    if run.diverged or run.net is None or run.task is None:
+        return None
     task, net, device = run.task, run.net, pick_device(run.config.device)
     def logits(images):
-        with run.autocast: return own_logits(run.criterion, predict(
-            net, Images(images, task.mean, task.std, device))).cpu()
-    test, labels = logits(task.data.test_images), task.data.test_labels
+        images = Images(images, task.mean, task.std, device)
+        with run.autocast:
+            return own_logits(run.criterion, predict(net, images)).cpu()
+    def labels(part):
+        return plausibility(logits(task.data.train_images[part]),
+                            task.noisy.labels[part], task.noisy.wrong[part])
+    test, true = logits(task.data.test_images), task.data.test_labels
     q = test.softmax(1)
     confidence, predicted = q.max(1)
-    square = (q - F.one_hot(labels, q.shape[1])).square().sum(1)
-    parts = {"train": task.kept, **({"held": task.held}
-                                    if len(task.held) else {})}
+    square = (q - F.one_hot(true, q.shape[1])).square().sum(1)
+    parts = dict(train=task.kept, held=task.held)
     return dict(
-        test=confidence_groups(confidence, predicted == labels),
+        test=confidence_groups(confidence, predicted == true),
         brier=square.double().mean().item(),
         predicted=torch.bincount(predicted, minlength=q.shape[1]).tolist(),
-        labels={part: plausibility(
-            logits(task.data.train_images[index]), task.noisy.labels[index],
-            task.noisy.wrong[index]) for part, index in parts.items()})
+        labels={name: labels(i) for name, i in parts.items() if len(i)})
 
 # %% ../../nbs/run/05_records.ipynb #9918aabd
 GROUPS = 100
@@ -261,11 +254,7 @@ def confidence_groups(
     return dict(size=[len(group) for group in groups],
                 confidence=means(confidence), accuracy=means(correct))
 
-def plausibility(
-    logits: Tensor,
-    labels: Tensor,  # as given
-    wrong: Tensor,   # which of them are
-) -> dict[str, list]:
+def plausibility(logits: Tensor, labels: Tensor, wrong: Tensor) -> dict:
     "Histograms of 1 / (1 + CE) for clean and for wrong labels"
     weight = tamed_weight(F.cross_entropy(logits, labels, reduction="none"), 1)
     bins = (weight * GROUPS).long().clamp(0, GROUPS - 1)
@@ -281,9 +270,6 @@ def make_record(
     selected: Optional[int] = None,  # the epoch chosen by a hold-out run
 ) -> dict[str, Any]:
     "A run as a record"
-    if not run.finished or run.task is None: refuse(
-        ValueError, "run", f"{len(run.history)} of {run.config.epochs} epochs"
-        + ", no task" * (run.task is None), "a finished one, as of `train`")
     config, history = run.config, run.history
     key = run.run_key or run_key(config)
     if config.hold_out: selected = selected_in(history)
@@ -311,29 +297,20 @@ def _number(value):
         else value
 
 # %% ../../nbs/run/05_records.ipynb #c5fbe45c
-def version_of(
-    key: dict,   # of a run
-    task: Task,  # of the same
-) -> str:
-    "A short hash of the images, their true labels, and a file of noise"
+def _data_of(config: Config, key: dict, task: Any) -> dict[str, Any]:
+    "What a run was trained and tested on; `version` is a short hash of it"
     noise = key.get("noise", "")
-    return digest(dict(content=task.content,
-                       noise=noise if noise_file(noise) else ""))
-
-def _data_of(config: Config, key: dict, task: Task) -> dict[str, Any]:
-    "What a run was trained and tested on"
-    own = {"loss_file": key["loss"].split(":")[1][:12]} \
-        if loss_file(config.loss) else {}
-    return dict(version=version_of(key, task), **own,
-                fingerprint=task.fingerprint, classes=task.data.num_classes,
-                trained_on=len(task.kept), held_out=len(task.held),
-                tested_on=len(task.data.test_labels))
+    content = dict(content=task.content,
+                   noise=noise if noise_file(noise) else "")
+    data = dict(version=digest(content), fingerprint=task.fingerprint,
+                classes=task.data.num_classes, trained_on=len(task.kept),
+                held_out=len(task.held), tested_on=len(task.data.test_labels))
+    if loss_file(config.loss):
+        data["loss_file"] = key["loss"].split(":")[1][:12]
+    return data
 
 # %% ../../nbs/run/05_records.ipynb #4755b5ff
-def write_record(
-    record: dict,
-    folder: Union[str, Path, None] = None,  # of results
-) -> Path:
+def write_record(record: dict, folder: Folder = None) -> Path:
     "Write a record in one step; one line for each entry"
     lines = [f"{json.dumps(k)}: {json.dumps(v, allow_nan=False)}"
              for k, v in record.items()]
@@ -341,71 +318,57 @@ def write_record(
     atomic_write(path, ("{" + ",\n ".join(lines) + "}\n").encode())
     return path
 
-# %% ../../nbs/run/05_records.ipynb #c6ace32e
-_KEYS = ("schema", "name", "cell", "config", "data", "wrong_rate",
-         "diverged", "resumed", "seconds", "finished", "readings", "end",
-         "made_on", "history")
-
 # %% ../../nbs/run/05_records.ipynb #2f6c5a07
 def read_record(
     path: Union[str, Path],
 ) -> dict[str, Any]:
     "Read a record and check that it is one"
     path = Path(path)
-    try: record = json.loads(path.read_bytes())
-    except Exception as error:
-        raise RecordError(f"{path}: cannot be read ({error})") from error
     try:
-        problem = _problem(record)
-        if problem is None: _row(record)  # can be counted
-    except Exception as error: problem = f"is malformed ({error!r})"
-    if problem is None and record["name"] != path.stem:
-        problem = f"holds the record of {record['name']}"
+        record = json.loads(path.read_bytes())
+        problem = _problem(record, path.stem)
+        if not problem: _row(record)  # can be counted
+    except Exception as error: raise RecordError(
+        f"{path}: cannot be read ({type(error).__name__}: {error})") from error
     if problem: raise RecordError(f"{path}: {problem}")
     return record
 
 # %% ../../nbs/run/05_records.ipynb #50524a85
-def record_config(
-    record: dict,
-) -> Config:
+def record_config(record: dict) -> Config:
     "The configuration of a recorded run"
     return Config(**record["config"])
 
-def record_history(
-    record: dict,
-) -> list[dict[str, Any]]:
+def record_history(record: dict) -> list[dict[str, Any]]:
     "The history of a recorded run, a row for each epoch"
     names, columns = zip(*record["history"].items())
     return [dict(zip(names, row)) for row in zip(*columns)]
 
 # %% ../../nbs/run/05_records.ipynb #b0988ba4
-def _problem(record: Any) -> Optional[str]:
-    "What is wrong with a record, if anything"
-    if not isinstance(record, dict) or "schema" not in record:
-        return "is not a record of this project"
+def _problem(record: dict, name: str) -> Optional[str]:
+    "What is wrong with the record of this name, if anything"
     if record["schema"] not in (1, SCHEMA):
         return f"has schema {record['schema']!r}, expected 1 or {SCHEMA}"
-    missing = [key for key in _KEYS if key not in record]
-    if missing: return f"has no {', '.join(missing)}"
-    config, history = record_config(record), record["history"]
-    if not _is_named(record, config): return (
-        f"is named {record['name']}, but its run is {run_words(config)} "
-        "with another configuration")
-    lengths = {len(column) for column in history.values()}
+    if record["name"] != name:
+        return f"holds the record of {record['name']}"
+    config, given = record_config(record), record["readings"]
+    if not _is_named(record, config):
+        return (f"is named {name}, but its run is {run_words(config)} "
+                "with another configuration")
     ended = record["diverged"] or config.epochs
-    if lengths != {ended} or history["epoch"] != [*range(1, ended + 1)]:
+    if {len(column) for column in record["history"].values()} != {ended}:
         return f"has a history that is not {ended} epochs long"
-    rows, given = record_history(record), record["readings"]
-    selected = selected_in(rows) if config.hold_out else \
-        given["selected"] and given["selected"]["epoch"]
+    selected = given["selected"] and given["selected"]["epoch"]
+    rows = record_history(record)
+    if config.hold_out: selected = selected_in(rows)
     if given != readings(rows, selected):
         return "has readings that are not those of its history"
     return None
 
+# %% ../../nbs/run/05_records.ipynb #b0988ba6
 def _is_named(record: dict, config: Config) -> bool:
     "Whether a record has the name and the cell of its run"
     if config.dataset.endswith(".npz") or noise_file(config.noise) \
-            or loss_file(config.loss):  # which may have gone or changed
+            or loss_file(config.loss):
         return record["name"].rpartition("-")[0] == run_words(config)
     return (record["name"], record["cell"]) == (
         run_name(config), cell_of(config))
@@ -413,38 +376,41 @@ def _is_named(record: dict, config: Config) -> bool:
 # %% ../../nbs/run/05_records.ipynb #2286bf73
 def _row(record: dict) -> dict[str, Any]:
     "A record as a row of a table"
-    config, made = record_config(record), record["made_on"]
-    row = dict(
-        name=record["name"], cell=record["cell"],
-        scale=scale_of(config) if has_all_images(config, record["data"])
-        else "custom",
+    config, data = record_config(record), record["data"]
+    scale = scale_of(config) if has_all_images(config, data) else "custom"
+    row = {**asdict(config), **data, **record, **record["made_on"]}
+    row |= dict(
+        dataset=PureWindowsPath(config.dataset).name,  # wherever it was
+        noise=bare_noise(config.noise if config.eta else Config.noise),
+        alpha=config.alpha if has_alpha(config.loss) else math.nan,
+        method=loss_name(config.loss, config.alpha), scale=scale,
         recipe=recipe_of(config), changes=changes_of(config),
-        method=loss_name(config.loss, config.alpha), **asdict(config),
-        **{"version": "", **record["data"]}, made_on=made["device"])
-    row["dataset"] = PureWindowsPath(config.dataset).name  # wherever it was
-    row["noise"] = bare_noise(config.noise)
-    version = record["data"].get("loss_file")  # of a loss of your own
-    if version: row["method"] += f"@{version}"
-    row |= {k: record[k] for k in ("wrong_rate", "diverged", "resumed",
-                                   "seconds", "finished")}
-    row |= {k: made[k] for k in ("hardware", "threads", "commit")}
-    if not has_alpha(config.loss): row["alpha"] = math.nan
-    if config.eta == 0: row["noise"] = Config.noise  # there was none
+        made_on=record["made_on"]["device"], device=config.device)
+    if "loss_file" in data:  # a loss of your own
+        row["method"] += f"@{data['loss_file']}"
     for which in READINGS:
         at = record["readings"][which] or {}
         row[f"{which}_epoch"] = float(at.get("epoch", math.nan))
         row[which] = float(at.get("test_accuracy", math.nan))
-    return row
+    return {name: row[name] for name in COLUMNS}
+
+# %% ../../nbs/run/05_records.ipynb #2f6c5a09
+COLUMNS = ["name", "cell", "scale", "recipe", "changes", "method",
+           *(field.name for field in fields(Config)), "fingerprint",
+           "version", "classes", "trained_on", "held_out", "tested_on",
+           "made_on", "hardware", "threads", "commit", "wrong_rate",
+           "diverged", "resumed", "seconds", "finished", "selected",
+           "selected_epoch", "last", "last_epoch", "oracle", "oracle_epoch"]
 
 # %% ../../nbs/run/05_records.ipynb #62544274
-def read_all(
-    folder: Union[str, Path, None] = None,  # of results
-) -> tuple[list[dict], list[str]]:          # records, and what was skipped
-    "All records of a folder in the order of their names"
+def read_all(folder: Folder = None) -> tuple[list[dict], list[str]]:
+    "All records of a folder in the order of their names; what was skipped"
     records, skipped = [], []
     for path in sorted((results_folder(folder)/"records").glob("*.json")):
-        try: records.append(read_record(path))
-        except RecordError as error: skipped.append(str(error))
+        try:
+            records.append(read_record(path))
+        except RecordError as error:
+            skipped.append(str(error))
     if skipped: warnings.warn(
         f"skipped {len(skipped)} file(s) that are no valid records:\n  "
         + "\n  ".join(skipped), stacklevel=3)
@@ -459,19 +425,11 @@ def gather(
     chosen = _selections(records)
     for record in records:
         epoch = chosen.get(record["cell"])
-        if epoch and not record_config(record).hold_out:
+        if epoch and not record["config"]["hold_out"]:
             record["readings"] = readings(record_history(record), epoch)
     frame = pd.DataFrame(map(_row, records), columns=COLUMNS)
     frame.attrs["skipped"] = skipped
     return frame
-
-# %% ../../nbs/run/05_records.ipynb #2f6c5a09
-COLUMNS = ["name", "cell", "scale", "recipe", "changes", "method",
-           *(field.name for field in fields(Config)), "fingerprint",
-           "version", "classes", "trained_on", "held_out", "tested_on",
-           "made_on", "hardware", "threads", "commit", "wrong_rate",
-           "diverged", "resumed", "seconds", "finished", "selected",
-           "selected_epoch", "last", "last_epoch", "oracle", "oracle_epoch"]
 
 # %% ../../nbs/run/05_records.ipynb #b9fcf3ee
 def histories(
@@ -480,10 +438,9 @@ def histories(
     "All histories of a folder: a row for each epoch of each run"
     rows = [{"name": record["name"], **row} for record in read_all(folder)[0]
             for row in record_history(record)]
-    names = dict.fromkeys(["name", "epoch", "test_accuracy", *itertools.chain(
-        *rows)])
-    return pd.DataFrame({name: [row.get(name) for row in rows]
-                         for name in names}).astype({"name": object})
+    frame = pd.DataFrame(rows, columns=None if rows else [
+        "name", "epoch", "test_accuracy"])
+    return frame.astype({"name": object})
 
 # %% ../../nbs/run/05_records.ipynb #f3c3cf05
 CELL = ["scale", "dataset", "version", "method", "eta", "noise", "trained_on",

@@ -20,11 +20,12 @@ __all__ = ['ResNet']
 # %% ../../nbs/run/02_resnet.ipynb #1bb9d8a4
 def shortcut_a(
     x: Tensor,      # N x C x H x W
-    channels: int,  # wanted
-    stride: int,    # 1 or 2
+    channels: int,  # wanted: C, or twice as many on half as many pixels
 ) -> Tensor:
-    "Keep every `stride`-th pixel, append channels of zeros"
-    x = x[:, :, ::stride, ::stride]
+    "The image; or every second pixel of it, with channels of zeros appended"
+    if x.shape[1] == channels:
+        return x
+    x = x[:, :, ::2, ::2]
     return F.pad(x, (0, 0, 0, 0, 0, channels - x.shape[1]))
 
 # %% ../../nbs/run/02_resnet.ipynb #f8a488e1
@@ -33,39 +34,32 @@ def conv3x3(channels_in: int, channels_out: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
 
 class BasicBlock(nn.Module):
-    "Two convolutions and a shortcut around them"
+    "Two convolutions and a shortcut; twice the channels halve the image"
 
-    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+    def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
+        stride = channels // channels_in
         self.conv1 = conv3x3(channels_in, channels, stride)
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = conv3x3(channels, channels)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.channels, self.stride = channels, stride
-        self.plain = stride == 1 and channels_in == channels
 
     def forward(self, x: Tensor) -> Tensor:
-        "The block's output; a new stage halves the image"
+        "The block's output"
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
         y = self.bn2(self.conv2(y))
-        y += x if self.plain else shortcut_a(x, self.channels, self.stride)
+        y += shortcut_a(x, y.shape[1])
         return F.relu(y, inplace=True)
 
 # %% ../../nbs/run/02_resnet.ipynb #d6aed692
-def _stages(depth: int) -> list[BasicBlock]:
+def stages(depth: int) -> list[BasicBlock]:
     "The blocks of the three stages, one after the other"
     blocks, rest = divmod(depth - 2, 6)
     if rest or blocks < 1:
         refuse(ValueError, "depth", depth, "6n + 2: 8, 14, 20, ...")
-    return [*_stage(16, 16, blocks, stride=1),
-            *_stage(16, 32, blocks, stride=2),
-            *_stage(32, 64, blocks, stride=2)]
-
-def _stage(channels_in: int, channels: int, blocks: int, stride: int):
-    "The blocks of one stage; the first changes the shape"
-    first = BasicBlock(channels_in, channels, stride)
-    return [first, *(BasicBlock(channels, channels, 1)
-                     for _ in range(blocks - 1))]
+    widths = [16] * blocks + [32] * blocks + [64] * blocks
+    return [BasicBlock(channels_in, channels)
+            for channels_in, channels in zip([16, *widths], widths)]
 
 # %% ../../nbs/run/02_resnet.ipynb #0629ad47
 class ResNet(nn.Module):
@@ -81,7 +75,7 @@ class ResNet(nn.Module):
         super().__init__()
         self.conv = conv3x3(channels, 16)
         self.bn = nn.BatchNorm2d(16)
-        self.stages = nn.Sequential(*_stages(depth))
+        self.stages = nn.Sequential(*stages(depth))
         self.linear = nn.Linear(64, num_classes)
         initialise(self, generator)
         self.to(memory_format=torch.channels_last)  # type: ignore

@@ -21,21 +21,67 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..arguments import describe as describe_value, refuse
+# %% auto #0
+__all__ = ['train', 'Run', 'predict', 'evaluate', 'make_task']
+
+# %% ../../nbs/run/04_train.ipynb #9b5abb81
+from ..arguments import describe, refuse
 from ..labels import calibration_error
 from ..noise import NoisyLabels, add_noise, noise_file, transition_matrix
 from ..registry import LOSSES, bare_loss, get_loss, has_alpha
 from .checkpoint import (
     CheckpointError, environment, load_checkpoint, save_checkpoint)
 from .config import (
-    Config, DataError, folder_of, learning_rate, rng_for, run_key)
+    Config, DataError, folder_of, learning_rate, loss_name, rng_for, run_key)
 from tce_nb.run.data import (
     Dataset, Images, channel_stats, epoch_batches, first_per_class, hold_out,
     load, subset)
 from .resnet import ResNet
 
-# %% auto #0
-__all__ = ['train', 'Run', 'predict', 'evaluate', 'make_task']
+# %% ../../nbs/run/04_train.ipynb #b8af8190
+def train_epoch(
+    state: TrainState,
+    config: Config,
+    epoch: int,  # counted from 1
+) -> dict[str, Any]:
+    "Train on every image once and return what was counted on the way"
+    for group in state.optimizer.param_groups:
+        group["lr"] = learning_rate(config, epoch)
+    state.model.train()
+    counts = torch.zeros(5, dtype=torch.float64, device=state.labels.device)
+    rng = rng_for(config.seed, "batches", epoch)
+    with _seeded(config, epoch, state.labels.device):
+        for batch, i in epoch_batches(state.train, config.batch_size, rng):
+            with state.autocast:
+                logits = state.model(batch).float()
+            loss = _check_loss(state.criterion(logits, state.labels[i]))
+            state.optimizer.zero_grad()
+            state.scaler.scale(loss).backward()
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
+            counts += _count_labels(state, i, loss, logits)
+    return _rates(counts, len(state.train), int(state.wrong.sum()))
+
+# %% ../../nbs/run/04_train.ipynb #3f7e254e
+@torch.no_grad()
+def _count_labels(state: TrainState, i: Tensor, loss: Tensor,
+                  logits: Tensor) -> Tensor:
+    "What a batch adds to the counts of its epoch"
+    wrong, predicted = state.wrong[i], logits.argmax(1)
+    given = predicted == state.labels[i]
+    true = predicted == state.true_labels[i]
+    return torch.stack([loss * len(i), given.sum(),
+                        (given & ~wrong).sum(), (given & wrong).sum(),
+                        (true & wrong).sum()])
+
+def _rates(counts: Tensor, n: int, wrong: int) -> dict[str, Any]:
+    "The counts of an epoch as rates; None for a rate of nothing"
+    loss, given, clean, memorised, corrected = counts.tolist()
+    def rate(count, of): return count / of if of else None
+    return dict(train_loss=loss / n, train_accuracy=given / n,
+                clean_accuracy=rate(clean, n - wrong),
+                memorised=rate(memorised, wrong),
+                corrected=rate(corrected, wrong))
 
 # %% ../../nbs/run/04_train.ipynb #0406494d
 def train(
@@ -52,7 +98,7 @@ def train(
               run_key=state.run_key, autocast=state.autocast,
               made_on=[environment(state.labels.device)])
     tell = report if progress is True else progress  # after each epoch
-    path = None if checkpoint is None else Path(checkpoint)
+    path = Path(checkpoint) if checkpoint else None
     if path and path.exists(): _resume(run, state, path)
     while not run.finished:
         epoch = len(run.history) + 1
@@ -102,62 +148,12 @@ def run_epoch(
                 measured = evaluate(state.model, images, labels,
                                     state.criterion)
             if math.isnan(measured["accuracy"]):
-                row["train_loss"] = math.nan  # the weights are no numbers
+                row["train_loss"] = math.nan  # as its weights are
                 break
             row |= {f"{name}_{key}": v for key, v in measured.items()}
     return row | dict(
         seconds=time.perf_counter() - start,
         images_per_second=len(state.train) / (trained - start))
-
-# %% ../../nbs/run/04_train.ipynb #b8af8190
-def train_epoch(
-    state: TrainState,
-    config: Config,
-    epoch: int,  # counted from 1
-) -> dict[str, Any]:
-    "One pass over the training set, and what was counted on the way"
-    for group in state.optimizer.param_groups:
-        group["lr"] = learning_rate(config, epoch)
-    state.model.train()
-    counts = torch.zeros(5, dtype=torch.float64, device=state.labels.device)
-    with _seeded(config, epoch, counts.device):
-        for batch, i in epoch_batches(
-                state.train, config.batch_size,
-                rng_for(config.seed, "batches", epoch)):
-            loss, logits = _step(state, batch, state.labels[i])
-            counts += _count_labels(state, i, loss, logits.argmax(1))
-    return _rates(counts, len(state.train), int(state.wrong.sum()))
-
-# %% ../../nbs/run/04_train.ipynb #ae8000e8
-def _step(state: TrainState, batch: Tensor, labels: Tensor):
-    "A step of the optimiser; the loss and the logits it was made from"
-    with state.autocast: logits = state.model(batch).float()
-    loss = _check_loss(state.criterion(logits, labels))
-    state.optimizer.zero_grad()
-    state.scaler.scale(loss).backward()
-    state.scaler.step(state.optimizer)
-    state.scaler.update()
-    return loss.detach(), logits.detach()
-
-# %% ../../nbs/run/04_train.ipynb #3f7e254e
-def _count_labels(state: TrainState, i: Tensor, loss: Tensor,
-                  predicted: Tensor) -> Tensor:
-    "What a batch adds to the counts of its epoch"
-    labels, wrong = state.labels[i], state.wrong[i]
-    given, true = predicted == labels, predicted == state.true_labels[i]
-    return torch.stack([loss * len(i), given.sum(),
-                        (given & ~wrong).sum(), (given & wrong).sum(),
-                        (true & wrong).sum()])
-
-# %% ../../nbs/run/04_train.ipynb #c2f1f7fa
-def _rates(counts: Tensor, n: int, wrong: int) -> dict[str, Any]:
-    "The counts of an epoch as rates; None for a rate of nothing"
-    loss, given, clean, memorised, corrected = counts.tolist()
-    def rate(count, of): return count / of if of else None
-    return dict(train_loss=loss / n, train_accuracy=given / n,
-                clean_accuracy=rate(clean, n - wrong),
-                memorised=rate(memorised, wrong),
-                corrected=rate(corrected, wrong))
 
 # %% ../../nbs/run/04_train.ipynb #aa865329
 @torch.inference_mode()
@@ -191,13 +187,25 @@ def evaluate(
                 ece=calibration_error(confidence, correct).item())
 
 # %% ../../nbs/run/04_train.ipynb #c2e6071b
-def own_logits(
-    criterion: Optional[nn.Module],
-    logits: Tensor,
-) -> Tensor:
+def own_logits(criterion: Optional[nn.Module], logits: Tensor) -> Tensor:
     "Logits whose softmax is what the loss takes for probabilities"
     own = getattr(criterion, "log_prediction", None)
     return logits if own is None else own(logits, 1)
+
+# %% ../../nbs/run/04_train.ipynb #b8af8191
+@contextlib.contextmanager
+def _seeded(config: Config, epoch: int, device: torch.device):
+    "PyTorch's own generators, seeded for an epoch; left as they were"
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(rng_for(config.seed, "loss", epoch).initial_seed())
+        yield
+
+def _check_loss(loss) -> Tensor:
+    "Return the loss; refuse one by which nothing can be learned"
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+        refuse(TypeError, "loss", describe(loss),
+               "a tensor of one number that depends on the logits")
+    return loss
 
 # %% ../../nbs/run/04_train.ipynb #99a4b855
 @dataclass(frozen=True)
@@ -227,51 +235,92 @@ def make_task(
     if (std == 0).any():
         raise DataError(f"{data.name}: channel {int(std.argmin())} is the "
                         "same everywhere, expected something to learn from")
-    content, fingerprint = (_hash_tensors(
-        data.train_images, labels, data.test_images, data.test_labels, *more)
-        for labels, more in ((noisy.true_labels, [torch.tensor(
-            [data.num_classes, data.mirror])]), (noisy.labels, [])))
-    return Task(data, noisy, kept, held, mean, std, content, fingerprint)
+    about = torch.tensor([data.num_classes, data.mirror])
+    return Task(data, noisy, kept, held, mean, std,
+                content=_hash_data(data, noisy.true_labels, about),
+                fingerprint=_hash_data(data, noisy.labels))
 
 # %% ../../nbs/run/04_train.ipynb #90c967ce
 def _noisy_labels(config: Config, whole: Dataset,
                   data: Dataset) -> NoisyLabels:
     "The labels of the subset with noise; people labelled the whole set"
     kind, file, _ = noise_file(config.noise) or ("", "", "")
-    human = kind == "human"
-    source = whole if human else data
+    source = whole if kind == "human" else data
     draw = f"noise/{whole.name}/{config.eta:.12g}"  # of each on its own
     noisy = add_noise(config.noise, source.train_labels, config.eta,
                       source.num_classes, rng_for(config.seed, draw),
                       source.train_images, folder_of(file))
-    if not human or config.train_per_class is None: return noisy
+    if source is data or config.train_per_class is None:
+        return noisy
     kept = first_per_class(whole.train_labels, config.train_per_class)
     return NoisyLabels(noisy.labels[kept], noisy.true_labels[kept],
                        noisy.touched[kept])
 
-def _hash_tensors(*tensors: Tensor) -> str:
-    "SHA-256 of the content of tensors"
+# %% ../../nbs/run/04_train.ipynb #9d00e46e
+def _hash_data(data: Dataset, labels: Tensor, *more: Tensor) -> str:
+    "SHA-256 of a data set with these training labels"
     digest = hashlib.sha256()
-    for tensor in tensors: digest.update(tensor.numpy().tobytes())
+    for tensor in (data.train_images, labels, data.test_images,
+                   data.test_labels, *more):
+        digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
 
-# %% ../../nbs/run/04_train.ipynb #9d00e46e
 _LOOK_ALIKES = ("cifar10", "cifar100")  # data sets whose look-alikes are known
 
-def knows_look_alikes(
-    dataset: str,  # a name, or the path of a file
-) -> bool:
-    "Whether class-dependent noise is defined on a data set"
-    return Path(dataset).stem in _LOOK_ALIKES
-
-def check_look_alikes(
-    config: Config,
-) -> None:
+def check_look_alikes(config: Config) -> None:
     "Refuse class-dependent noise on data whose look-alikes are not known"
-    if config.noise == "class_dependent" and config.eta \
-            and not knows_look_alikes(config.dataset): refuse(
+    known = Path(config.dataset).stem in _LOOK_ALIKES
+    if config.noise == "class_dependent" and config.eta and not known: refuse(
         ValueError, "noise", f"class_dependent with {config.dataset}",
         f"{' or '.join(_LOOK_ALIKES)}, or transition:FILE for other data")
+
+# %% ../../nbs/run/04_train.ipynb #1b290409
+class NoGPU(ValueError):
+    "A run asks for a GPU, and PyTorch finds none"
+
+def pick_device(name: str) -> torch.device:
+    "The device of this name; `auto` is the GPU where there is one"
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        name = "cuda" if found else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= found: refuse(
+        ValueError if found else NoGPU, "device",
+        f"{name!r}, but PyTorch finds {found or 'no'} GPU"
+        + "s" * (found > 1), "cpu or auto")
+    return device
+
+# %% ../../nbs/run/04_train.ipynb #5e96dbc5
+def _precision(config: Config, device: torch.device):
+    "Gradient scaler and autocast of this precision; how a GPU computes"
+    if device.type == "cpu": _check_cpu_precision(config.precision)
+    torch.backends.cudnn.deterministic = True  # the same again, bit for bit
+    torch.backends.cudnn.benchmark = False
+    tf32 = config.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    half = config.precision in ("bfloat16", "float16")
+    autocast = torch.autocast(device.type, getattr(torch, config.precision)) \
+        if half else contextlib.nullcontext()
+    scaler = torch.amp.GradScaler(
+        device.type, enabled=config.precision == "float16")
+    return scaler, autocast
+
+# %% ../../nbs/run/04_train.ipynb #2f6c4a11
+def native_bfloat16() -> bool:
+    "Whether Linux says that this processor computes in bfloat16 itself"
+    info = Path("/proc/cpuinfo")
+    flags = info.read_text() if info.exists() else ""
+    return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags))
+
+def _check_cpu_precision(precision: str) -> None:
+    "Refuse what a processor does not have, or would take far longer for"
+    if precision == "tf32": refuse(
+        ValueError, "precision", "'tf32' on cpu, which has none",
+        "float32, bfloat16 or float16")
+    if precision == "bfloat16" and not native_bfloat16(): refuse(
+        ValueError, "precision", "'bfloat16' on a processor without AVX512_"
+        "BF16 or AMX, where it is far slower", "float32, or such a processor")
 
 # %% ../../nbs/run/04_train.ipynb #6ae385c2
 @dataclass
@@ -302,22 +351,31 @@ def prepare(
     task = task or make_task(config)
     data, noisy = task.data, task.noisy
     images = partial(Images, mean=task.mean, std=task.std, device=device)
-    labels, true_labels, wrong = (t[task.kept].to(device) for t in (
-        noisy.labels, noisy.true_labels, noisy.wrong))
-    held = noisy.labels if config.hold_out_noisy else noisy.true_labels
-    evaluated = {"test": (images(data.test_images), data.test_labels)}
-    if len(task.held):
-        evaluated["val"] = (images(data.train_images[task.held]),
-                            held[task.held])
     net = ResNet(data.num_classes, data.channels, config.depth,
                  rng_for(config.seed, "init")).to(device)
     return TrainState(
-        key, task, images(data.train_images[task.kept], mirror=data.mirror),
-        labels, true_labels, wrong,
-        {k: (x, y.to(device)) for k, (x, y) in evaluated.items()}, net,
-        torch.compile(net) if config.compile else net,
-        _criterion(config, task).to(device), _optimizer(config, net),
-        scaler, autocast)
+        run_key=key, task=task, net=net, scaler=scaler, autocast=autocast,
+        train=images(data.train_images[task.kept], mirror=data.mirror),
+        labels=noisy.labels[task.kept].to(device),
+        true_labels=noisy.true_labels[task.kept].to(device),
+        wrong=noisy.wrong[task.kept].to(device),
+        evaluated=_evaluated(config, task, images),
+        model=torch.compile(net) if config.compile else net,
+        criterion=_criterion(config, task).to(device),
+        optimizer=_optimizer(config, net))
+
+# %% ../../nbs/run/04_train.ipynb #4fbfe3e1
+def _evaluated(config: Config, task: Task, images: Callable[..., Images]
+               ) -> dict[str, tuple[Images, Tensor]]:
+    "The images and labels to measure a run on"
+    data, noisy = task.data, task.noisy
+    parts = {"test": (images(data.test_images), data.test_labels)}
+    if len(task.held):
+        labels = noisy.labels if config.hold_out_noisy else noisy.true_labels
+        parts["val"] = (images(data.train_images[task.held]),
+                        labels[task.held])
+    return {name: (x, y.to(x.padded.device)) for name, (x, y)
+            in parts.items()}
 
 # %% ../../nbs/run/04_train.ipynb #96e48510
 def _criterion(config: Config, task: Task) -> nn.Module:
@@ -329,103 +387,26 @@ def _criterion(config: Config, task: Task) -> nn.Module:
         matrix.diagonal()[matrix.sum(1) == 0] = 1  # a class without samples
         settings["transition"] = matrix
     criterion = get_loss(config.loss, **settings)
-    if any(True for _ in criterion.parameters()): refuse(
+    if list(criterion.parameters()): refuse(
         ValueError, "loss", f"{bare_loss(config.loss)}, which has parameters "
         "that nothing would train", "numbers, or buffers that it updates")
     return criterion
 
 # %% ../../nbs/run/04_train.ipynb #2f6c4a09
 def _optimizer(config: Config, net: nn.Module) -> torch.optim.Optimizer:
-    "SGD with Nesterov momentum, decaying every parameter"
-    on_gpu = next(net.parameters()).is_cuda
-    optimizer = torch.optim.SGD(
-        net.parameters(), config.lr, config.momentum,
-        weight_decay=config.weight_decay, nesterov=config.momentum > 0,
-        fused=True if on_gpu else None)  # so the scaler needs no sync
-    for weight in net.parameters() if config.momentum else ():
-        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-    return optimizer
-
-# %% ../../nbs/run/04_train.ipynb #1b290409
-class NoGPU(ValueError):
-    "A run asks for a GPU, and PyTorch finds none"
-
-def pick_device(name: str) -> torch.device:
-    "The device of this name; `auto` is the GPU where there is one"
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto": name = "cuda" if found else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= found: refuse(
-        ValueError if found else NoGPU, "device",
-        f"{name!r}, but PyTorch finds {found or 'no'} GPU"
-        + "s" * (found > 1), "cpu or auto")
-    return device
-
-# %% ../../nbs/run/04_train.ipynb #5e96dbc5
-def _precision(config: Config, device: torch.device):
-    "Gradient scaler and autocast of this precision; how a GPU computes"
-    if device.type == "cpu": _check_cpu_precision(config.precision)
-    torch.backends.cudnn.deterministic = True  # the same again, bit for bit
-    torch.backends.cudnn.benchmark = False
-    _allow_tf32(config.precision == "tf32")
-    half = config.precision in ("bfloat16", "float16")
-    autocast = torch.autocast(device.type, getattr(torch, config.precision)) \
-        if half else contextlib.nullcontext()
-    scaler = torch.amp.GradScaler(
-        device.type, enabled=config.precision == "float16")
-    return scaler, autocast
-
-# %% ../../nbs/run/04_train.ipynb #2f6c4a11
-def native_bfloat16() -> bool:
-    "Whether this processor computes in bfloat16 itself"
-    asked = (getattr(torch.cpu, f"_is_{name}_supported", None)
-             for name in ("avx512_bf16", "amx_tile"))
-    if any(ask() for ask in asked if ask): return True
-    try: flags = Path("/proc/cpuinfo").read_text()
-    except OSError: return False
-    return re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags) is not None
-
-def _check_cpu_precision(precision: str) -> None:
-    "Refuse what a processor does not have, or would take far longer for"
-    if precision == "tf32": refuse(
-        ValueError, "precision", "'tf32' on cpu, which has none",
-        "float32, bfloat16 or float16")
-    if precision == "bfloat16" and not native_bfloat16(): refuse(
-        ValueError, "precision", "'bfloat16' on a processor without AVX512_"
-        "BF16 or AMX, where it is far slower", "float32, or such a processor")
-
-# %% ../../nbs/run/04_train.ipynb #5e96dbc6
-def _allow_tf32(allowed: bool) -> None:
-    "Whether a GPU may round 32 bits; by the old flags and the newer settings"
-    cudnn: Any = torch.backends.cudnn
-    matmul: Any = torch.backends.cuda.matmul
-    cudnn.allow_tf32 = matmul.allow_tf32 = allowed  # torch.compile reads them
-    if not hasattr(cudnn, "conv"): return  # PyTorch before 2.9
-    for part in (cudnn.conv, cudnn.rnn, matmul):  # a user's choice would win
-        part.fp32_precision = "tf32" if allowed else "ieee"
-
-# %% ../../nbs/run/04_train.ipynb #b8af8191
-@contextlib.contextmanager
-def _seeded(config: Config, epoch: int, device: torch.device):
-    "PyTorch's own generators, seeded for an epoch; left as they were"
-    gpus = [device] if device.type == "cuda" else []
-    seed = rng_for(config.seed, "loss", epoch).initial_seed()
-    with torch.random.fork_rng(gpus):
-        torch.default_generator.manual_seed(seed)  # not those of other GPUs
-        for gpu in gpus:
-            with torch.cuda.device(gpu): torch.cuda.manual_seed(seed)
-        yield
-
-# %% ../../nbs/run/04_train.ipynb #ae8000e9
-def _check_loss(loss) -> Tensor:
-    "Refuse what a loss of your own returns if nothing can be learned by it"
-    if isinstance(loss, Tensor) and loss.dim() == 0 and loss.requires_grad:
-        return loss
-    got = describe_value(loss)
-    if isinstance(loss, Tensor) and loss.dim() == 0:
-        got = "a tensor that does not depend on the logits"
-    raise TypeError(f"loss: returned {got}, expected a single number, as a "
-                    "tensor with a gradient")
+    "SGD with Nesterov momentum, or Adam; both decay every parameter"
+    weights: list[nn.Parameter] = list(net.parameters())
+    options: dict[str, Any] = dict(
+        lr=config.lr, weight_decay=config.weight_decay,
+        fused=weights[0].is_cuda or None)  # so the scaler needs no sync
+    if config.optimizer == "adam":
+        return torch.optim.Adam(weights, **options)
+    sgd = torch.optim.SGD(weights, momentum=config.momentum,
+                          nesterov=config.momentum > 0, **options)
+    if config.momentum:
+        for weight in weights:
+            sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    return sgd
 
 # %% ../../nbs/run/04_train.ipynb #fcbb8dd8
 def checkpoint_state(run: Run, state: TrainState) -> dict:
@@ -444,65 +425,53 @@ _STATEFUL = "net", "criterion", "optimizer", "scaler"
 def _resume(run: Run, state: TrainState, path: Path) -> None:
     "Put a run back to where its checkpoint was written"
     saved, device = load_checkpoint(path, run.config), state.labels.device
-    for what, here in (("data", state.task.fingerprint),
-                       ("device", device.type)):
-        if saved[what] != here:
-            raise CheckpointError(f"{path}: was written with other {what}; "
-                                  "remove it to start the run again")
-    _make_buffers(state.criterion, saved["criterion"], device)
-    for name in _STATEFUL: getattr(state, name).load_state_dict(saved[name])
+    here = dict(data=state.task.fingerprint, device=device.type)
+    for what, value in here.items():
+        if saved[what] != value: raise CheckpointError(
+            f"{path}: was written with other {what}; remove it to start the "
+            "run again")
     _set_attributes(state.criterion, saved["attributes"], device)
+    for name in _STATEFUL: getattr(state, name).load_state_dict(saved[name])
     run.history, run.diverged = saved["history"], saved["diverged"]
     run.resumed = saved["resumed"] + (not run.finished)
     before = saved["made_on"]
-    if before[-1:] == run.made_on or run.finished: run.made_on = before
-    else:
-        run.made_on = [*before, *run.made_on]
-        warnings.warn("this run goes on with other code, versions or hardware "
-                      "than it had; its record will name both")
+    if before[-1:] == run.made_on or run.finished:
+        run.made_on = before
+        return
+    run.made_on = [*before, *run.made_on]
+    warnings.warn("this run goes on with other code, versions or hardware "
+                  "than it had; its record will name both")
 
 # %% ../../nbs/run/04_train.ipynb #f48d1c72
 def _attributes(criterion: nn.Module) -> dict[str, dict[str, Any]]:
-    "Numbers and tensors that a loss keeps beside its buffers: a counter, ..."
-    return {owner: {name: value.detach() if isinstance(value, Tensor)
-                    else value for name, value in vars(module).items()
-                    if type(value) in (bool, int, float, Tensor)}
-            for owner, module in criterion.named_modules()}
+    "Numbers and tensors that a loss keeps: buffers, a counter, ..."
+    return {owner: {
+        name: value.detach() if isinstance(value, Tensor) else value
+        for name, value in {**vars(module), **module._buffers}.items()
+        if type(value) in (bool, int, float, Tensor)}
+        for owner, module in criterion.named_modules()}
 
 def _set_attributes(criterion: nn.Module, saved: dict[str, dict[str, Any]],
                     device: torch.device) -> None:
     "Put numbers and tensors back into a loss"
     for owner, values in saved.items():
-        own = vars(criterion.get_submodule(owner))
+        module = criterion.get_submodule(owner)
         for name, value in values.items():
-            here = getattr(own.get(name), "device", device)
-            own[name] = value.to(here) if isinstance(value, Tensor) else value
-
-def _make_buffers(criterion: nn.Module, saved: dict[str, Tensor],
-                  device: torch.device) -> None:
-    "Give a loss the buffers that it had made at its first batch"
-    for name, value in saved.items():
-        owner, _, buffer = name.rpartition(".")
-        if buffer != "_extra_state": criterion.get_submodule(
-            owner)._buffers[buffer] = value.to(device)
+            if isinstance(value, Tensor):
+                value = value.to(device)
+            setattr(module, name, value)
 
 # %% ../../nbs/run/04_train.ipynb #70e3642d
-def describe(config: Config) -> str:
-    "A run in a few words"
-    alpha = f" {config.alpha:g}" if has_alpha(config.loss) else ""
-    return (f"{Path(config.dataset).stem} {bare_loss(config.loss)}{alpha} "
-            f"eta {config.eta:g} seed {config.seed}")
-
-def report(run: Run, file=None) -> None:
+def report(run: Run) -> None:
     "Print how far a run is"
-    file, row = file or sys.stderr, run.history[-1]
-    left = (run.config.epochs - row["epoch"]) * row["seconds"]
-    if run.diverged: state = "diverged: the loss is no longer a number"
-    else: state = (f"test {100 * row['test_accuracy']:.2f}%, "
-                   f"{row['images_per_second']:.0f} images/s, "
-                   f"{int(left) // 60}:{int(left) % 60:02} left")
-    line = (f"{describe(run.config)}: epoch {row['epoch']}/"
-            f"{run.config.epochs}, {state}")
-    live = file.isatty()
-    print(f"\r\x1b[K{line}" if live else line, file=file, flush=True,
-          end="\n" if run.finished or not live else "")
+    config, row = run.config, run.history[-1]
+    if run.diverged:
+        state = "diverged: the loss is no longer a number"
+    else:
+        left = int((config.epochs - row["epoch"]) * row["seconds"])
+        state = (f"test {100 * row['test_accuracy']:.2f}%, "
+                 f"{row['images_per_second']:.0f} images/s, "
+                 f"{left // 60}:{left % 60:02} left")
+    print(f"{Path(config.dataset).stem} {loss_name(config.loss, config.alpha)}"
+          f" eta {config.eta:g} seed {config.seed}: epoch {row['epoch']}/"
+          f"{config.epochs}, {state}", file=sys.stderr, flush=True)
