@@ -420,6 +420,14 @@ def test_a_gpu_that_is_not_there():
     assert pick_device("auto").type in ("cpu", "cuda") and pick_device("cpu").type == "cpu"
 
 
+def test_32_bits_are_not_rounded_whatever_was_set_before():
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    for allowed in (True, False):
+        torch.backends.fp32_precision = "none" if allowed else "tf32"  # as a user may
+        training._precision(replace(TINY, precision="tf32" if allowed else "float32"), torch.device("cuda"))
+        assert {part.fp32_precision for part in (cudnn.conv, cudnn.rnn, matmul)} == {"tf32" if allowed else "ieee"}
+
+
 def test_a_run_on_a_gpu_names_its_host_too(monkeypatch):
     assert "cpu" not in environment(torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")

@@ -56,7 +56,7 @@ class Config(DataConfig):
     epochs: int = setting(8, "epochs to train")
     milestones: Optional[tuple[int, ...]] = setting(
         None, "first epochs of a lower learning rate; 1/2 and 3/4 of all")
-    optimizer: str = setting("sgd", "sgd, or adam with PyTorch's betas")
+    optimizer: str = setting("sgd", "sgd, or adam, for which lr is near 0.001")
     lr: float = setting(0.1, "learning rate")
     momentum: float = setting(0.9, "momentum of SGD, with Nesterov's step")
     weight_decay: float = setting(1e-4, "weight decay of every parameter")
@@ -154,7 +154,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(epochs=256),
 }
 
-# %% ../../nbs/run/00_config.ipynb #b41e2c7a
 def preset(
     scale: str,  # "smoke", "digits", "few", "short" or "paper"
     **changes,   # fields of `Config`; they win over the preset

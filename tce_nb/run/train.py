@@ -299,6 +299,8 @@ def _precision(config: Config, device: torch.device):
     tf32 = config.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
+    if hasattr(torch.backends, "fp32_precision"):  # since PyTorch 2.9
+        torch.backends.fp32_precision = "tf32" if tf32 else "ieee"
     half = config.precision in ("bfloat16", "float16")
     autocast = torch.autocast(device.type, getattr(torch, config.precision)) \
         if half else contextlib.nullcontext()
