@@ -42,7 +42,6 @@ def test_a_different_run_has_a_different_name():
     assert run_name(held) != run_name(replace(held, hold_out_noisy=False))
     adam = replace(TINY, optimizer="adam")
     assert run_name(adam) == run_name(replace(adam, momentum=0.8)), "it has no momentum"
-    assert scale_of(replace(preset("few"), optimizer="adam")) == "custom"
 
 
 @pytest.mark.parametrize("change", [
@@ -50,6 +49,13 @@ def test_a_different_run_has_a_different_name():
     dict(milestones=(3, 2, 7))], ids=str)
 def test_the_same_run_has_the_same_name(change):
     assert run_name(replace(TINY, **change)) == run_name(TINY)
+
+
+@pytest.mark.parametrize("scale", PRESETS)
+def test_the_scale_is_read_off_the_configuration(scale):
+    assert scale_of(preset(scale, dataset="cifar10", loss="mse", eta=0.8, seed=4, hold_out=0.1)) == scale
+    for change in (dict(lr=0.3), dict(optimizer="adam")):
+        assert scale_of(preset(scale, dataset="cifar10", **change)) == "custom"
 
 
 def test_names_do_not_change_from_version_to_version():
@@ -254,15 +260,12 @@ def test_cells_are_means_over_seeds(made):
 
 DAMAGE = {
     "cut": lambda text: text[:-50],
-    "not json": lambda text: "hello",
     "another schema": lambda text: text.replace('"schema": 2', '"schema": 99'),
     "no history": lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "history"}),
     "edited config": lambda text: text.replace('"lr": 0.1', '"lr": 0.3'),
     "impossible config": lambda text: text.replace('"eta": 0.4', '"eta": 7'),
-    "history of strings": lambda text: text.replace('"history": {', '"history": "x", "was": {'),
     "no hardware": lambda text: json.dumps({**json.loads(text), "made_on": {}}),
     "a better reading": lambda text: re.sub(r'("last": {"epoch": 3, "test_accuracy": )[0-9.]+', r"\g<1>0.999", text),
-    "a reading of another epoch": lambda text: text.replace('"last": {"epoch": 3', '"last": {"epoch": 2'),
     "a history without numbers": lambda text: re.sub(
         r'"test_accuracy": \[[^]]*\]', '"test_accuracy": [null, null, null]', text),
 }
@@ -372,12 +375,6 @@ def test_a_damaged_record_is_set_aside_and_made_again(tmp_path):
     assert json.loads(files.record.read_text())["history"]["test_accuracy"] == \
         json.loads(whole)["history"]["test_accuracy"]
     assert files.checkpoint.with_suffix(".record").read_text() == whole[:100]
-
-
-def test_the_scale_is_read_off_the_configuration():
-    for scale in PRESETS:
-        assert scale_of(preset(scale, dataset="cifar10", loss="mse", eta=0.8, seed=4, hold_out=0.1)) == scale
-        assert scale_of(preset(scale, dataset="cifar10", lr=0.3)) == "custom"
 
 
 RECORDS = sorted((ROOT/"results"/"records").glob("*.json"))

@@ -344,11 +344,12 @@ def test_a_loss_of_ones_own_resumes_with_its_state_and_only_as_it_was(tmp_path, 
         train(config, checkpoint=path)
 
 
-@pytest.mark.parametrize("name, got", [
-    ("Single", r"torch.float32 of shape \(16,\)"), ("Constant", r"torch.float32 of shape \(\)")])
-def test_a_loss_of_ones_own_has_to_return_something_to_learn_by(tmp_path, name, got):
+@pytest.mark.parametrize("name, message", [
+    ("Single", r"got torch.float32 of shape \(16,\), expected a tensor of one number that depends on the logits"),
+    ("Constant", r"got torch.float32 of shape \(\), expected a tensor"), ("Learned", "got mine.py:Learned, which has parameters")])
+def test_a_loss_that_nothing_can_be_learned_by_is_refused(tmp_path, name, message):
     (tmp_path/"mine.py").write_text(OWN_LOSS)
-    with pytest.raises(TypeError, match=f"loss: got {got}, expected a tensor of one number that depends on the logits"):
+    with pytest.raises((TypeError, ValueError), match=f"loss: {message}"):
         train(replace(TINY, loss=f"{tmp_path}/mine.py:{name}"))
 
 
@@ -388,12 +389,6 @@ def test_the_optimiser_holds_every_parameter_and_its_momentum():
     assert (adam["lr"], adam["betas"], adam["weight_decay"], len(adam["params"])) == (0.01, (0.9, 0.999), 1e-4, parameters)
 
 
-def test_a_loss_with_parameters_is_refused(tmp_path):
-    (tmp_path/"mine.py").write_text(OWN_LOSS)
-    with pytest.raises(ValueError, match="loss: got mine.py:Learned, which has parameters"):
-        prepare(replace(TINY, loss=f"{tmp_path}/mine.py:Learned"))
-
-
 def test_a_constant_channel_is_refused(tmp_path):
     images, labels = np.zeros((40, 3, 32, 32), np.uint8), np.arange(40) % 4
     images[:, ::2] = np.arange(32)
@@ -409,7 +404,6 @@ def test_presets():
     assert lr_milestones(paper) == (128, 192) and paper.train_per_class is None and paper.precision == "float32"
     assert [preset("short", dataset=d).epochs for d in ("cifar100", "cifar10", "mnist", "svhn")] == [64, 32, 16, 128]
     assert preset("few", dataset="cifar10").train_per_class == 500 and preset("few").hold_out == 0.1
-    assert preset("smoke", epochs=2).epochs == 2
     with pytest.raises(ValueError, match="preset: got 'gpu', expected one of smoke, digits, few, short, paper"): preset("gpu")
     with pytest.raises(TypeError, match="etha: not a field.* did you mean eta"): preset("smoke", etha=1)
 
@@ -445,13 +439,6 @@ def test_a_network_is_examined_in_the_precision_of_its_run(monkeypatch):
     whole, true = predict(run.net, images), torch.nn.functional.one_hot(run.task.data.test_labels, 10)
     briers = [(logits.softmax(1) - true).square().sum(1).double().mean().item() for logits in (half, whole)]
     assert final_summary(run)["brier"] == briers[0] != briers[1]
-
-
-def test_resnet_of_other_shapes():
-    for depth, channels, classes in ((8, 1, 2), (14, 4, 100), (32, 3, 10)):
-        net = ResNet(classes, channels, depth)
-        assert net(torch.randn(2, channels, 32, 32)).shape == (2, classes)
-        assert sum(isinstance(m, (torch.nn.Conv2d, torch.nn.Linear)) for m in net.modules()) == depth
 
 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "truncated_gce"])  # which needs a trained network
