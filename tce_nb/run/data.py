@@ -253,10 +253,11 @@ def _check_arrays(path: Path, arrays: dict) -> None:
                       and images.shape[1:] == (*channels, 32, 32),
                       path, f"{part}_images", images,
                       "uint8 N x C x 32 x 32 with the same C in both parts")
-        refuse_unless(labels.dtype.kind in "iu" and labels.min() >= 0
-                      and labels.shape == images.shape[:1],
+        refuse_unless(labels.dtype.kind in "iu"
+                      and labels.shape == images.shape[:1]
+                      and 0 <= labels.min() and labels.max() <= 65_535,
                       path, f"{part}_labels", labels,
-                      f"{len(images)} integers from 0")
+                      f"{len(images)} integers from 0 to 65535")
     mirror = arrays.get("mirror", np.array(False))
     refuse_unless(mirror.size == 1 and mirror.dtype.kind in "biu",
                   path, "mirror", mirror, "one True or False")
@@ -267,7 +268,7 @@ def refuse_unless(right, path: Path, name: str, array, expected: str) -> None:
     if right: return
     got = f"{array.dtype} of shape {array.shape}"
     if array.size and array.dtype.kind in "iu":
-        got += f" from {array.min()}"
+        got += f" from {array.min()} to {array.max()}"
     refuse(DataError, f"{path}: {name}", got, expected)
 
 def _check_classes(path: Path, train: Tensor, test: Tensor, n: int) -> None:
