@@ -278,15 +278,15 @@ def _paper_text(row: pd.Series) -> str:
 def markdown_table(
     head: Iterable,            # of the columns
     rows: Iterable[Iterable],  # of values
-    numbers: bool = False,     # columns but the first are aligned right
+    numbers: bool = False,     # align columns of numbers right
 ) -> str:
     "Rows of values as Markdown"
-    head = [*head]
+    head, rows = [*head], [[*map(str, row)] for row in rows]
     rule = ["---"] * len(head)
-    if numbers:
-        rule = [":---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(map(str, row))} |"
-                     for row in (head, rule, *rows))
+    for i in range(1, len(head)):
+        if numbers and not any(row[i][:1].isalpha() for row in rows):
+            rule[i] = "---:"
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
 
 def numbered_table(
     caption: str,
@@ -326,8 +326,8 @@ def _head(field: str, value: Any) -> str:
 
 # %% ../../nbs/report/01_results.ipynb #b3c00002
 _SAME = ["dataset", "version", "train_per_class", "test_per_class", "eta",
-         "noise", "hold_out", "hold_out_noisy", "epochs", "momentum",
-         "weight_decay", "batch_size", "depth", "precision"]
+         "noise", "hold_out", "hold_out_noisy", "epochs", "optimizer",
+         "momentum", "weight_decay", "batch_size", "depth", "precision"]
 
 def at_all_rates(
     frame: pd.DataFrame,  # from `gather`
@@ -492,7 +492,7 @@ def digits_comparison(
     runs = runs[runs.method.isin(["ce", DEFAULT]) & (runs.eta > 0)]
     runs = runs[runs.eta == runs.eta.max()]
     by_seed = 100 * runs.pivot(index="seed", columns="method",
-                               values="selected").astype(float).dropna()
+                               values="last").astype(float).dropna()
     if by_seed.empty or by_seed.shape[1] < 2:
         return Digits(by_seed, None, (
             "*No runs on digits here yet; `make book`, or `tce sweep "
@@ -503,7 +503,8 @@ def digits_comparison(
     return Digits(by_seed, found, (
         f"With {method_label(DEFAULT)} instead of CE the network {what} "
         f"{found.words}.{sure} Scikit-learn's digits, {runs.eta.max():.0%} "
-        f"of the labels drawn at random, {size_text(runs)}."))
+        f"of the labels drawn at random, {size_text(runs)}, read at the last "
+        "epoch."))
 
 # %% ../../nbs/report/01_results.ipynb #8e02f6b9
 _README = [("cifar10", 0.4), ("cifar100", 0.4), ("mnist", 0.4),
