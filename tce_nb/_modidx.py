@@ -674,6 +674,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'tce_nb.run.sweep.Sweep.set': ('run/sweep.html#sweep.set', 'tce_nb/run/sweep.py'),
                                   'tce_nb.run.sweep._connect': ('run/sweep.html#_connect', 'tce_nb/run/sweep.py'),
                                   'tce_nb.run.sweep._end_with_driver': ('run/sweep.html#_end_with_driver', 'tce_nb/run/sweep.py'),
+                                  'tce_nb.run.sweep._engine': ('run/sweep.html#_engine', 'tce_nb/run/sweep.py'),
                                   'tce_nb.run.sweep._environments': ('run/sweep.html#_environments', 'tce_nb/run/sweep.py'),
                                   'tce_nb.run.sweep._failed': ('run/sweep.html#_failed', 'tce_nb/run/sweep.py'),
                                   'tce_nb.run.sweep._gpus': ('run/sweep.html#_gpus', 'tce_nb/run/sweep.py'),

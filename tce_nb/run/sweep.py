@@ -362,35 +362,48 @@ def template() -> Path:
                             "install the package again")
 
 # %% ../../nbs/run/07_sweep.ipynb #ea8fcda8
+def _engine():
+    "A papermill engine that runs the cells in this process"
+    from IPython.core.interactiveshell import InteractiveShell
+    from papermill.engines import Engine
+    from traitlets.config import Config as Settings
+    forget = Settings({"HistoryManager": {"enabled": False}})  # not the user's
+
+    class InProcess(Engine):
+        @classmethod
+        def execute_managed_notebook(cls, manager, kernel_name, **kwargs):
+            shell = InteractiveShell.instance(config=forget)
+            for index, cell in enumerate(manager.nb.cells):
+                manager.cell_start(cell, index)
+                if cell.cell_type == "code" and not _run_cell(shell, cell):
+                    manager.cell_exception(cell, index)
+                    break
+                manager.cell_complete(cell, index)
+    return InProcess
+
+# %% ../../nbs/run/07_sweep.ipynb #ea8fcda9
 def run_notebook(
     output: Path,      # the executed notebook, which is the log
     parameters: dict,  # a value for each name in its parameters cell
 ) -> None:
-    "Execute the template in this process, and write it with its outputs"
-    from IPython.core.interactiveshell import InteractiveShell
-    from nbformat import write
-    from papermill.iorw import load_notebook_node
-    from papermill.parameterize import parameterize_notebook
-    from traitlets.config import Config as Settings
+    "Execute the template through papermill, in this process"
+    import papermill
+    from papermill.engines import papermill_engines
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
-    forget = Settings({"HistoryManager": {"enabled": False}})  # not the user's
-    shell = InteractiveShell.instance(config=forget)
-    notebook = parameterize_notebook(
-        load_notebook_node(str(template())), parameters)
-    try:
-        for cell in notebook.cells:
-            if cell.cell_type == "code": _run_cell(shell, cell)
-    finally:
-        write(notebook, output)
+    papermill_engines.register("in_process", _engine())
+    paths = [str(path).replace("{", "{{").replace("}", "}}")  # not a format
+             for path in (template(), output)]
+    papermill.execute_notebook(*paths, parameters, progress_bar=False,
+                               engine_name="in_process")
 
 # %% ../../nbs/run/07_sweep.ipynb #0c3d9119
-def _run_cell(shell, cell) -> None:
-    "Run a cell and keep its outputs; an error ends the notebook"
+def _run_cell(shell, cell) -> bool:
+    "Run a cell, keep its outputs, and say whether it went well"
     from IPython.utils.capture import capture_output
     with capture_output() as captured:
         result = shell.run_cell(cell.source, store_history=True)
     cell.outputs = list(_outputs(captured, result))
-    result.raise_error()
+    return result.success
 
 def _outputs(captured, result):
     "What a cell gave, as a notebook stores it"
