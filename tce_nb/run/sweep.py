@@ -265,8 +265,9 @@ def worker() -> None:
         sys.exit(_ELSEWHERE)
     except BaseException as error:
         traceback.print_exc()
-        _write_failure(files, f"{type(error).__name__}: {error}",
-                       final=type(error) in (ValueError, TypeError))
+        name = getattr(error, "ename", type(error).__name__)  # in a cell
+        _write_failure(files, f"{name}: {getattr(error, 'evalue', error)}",
+                       final=name in ("ValueError", "TypeError"))
         sys.exit(1)
 
 def _end_with_driver() -> None:
