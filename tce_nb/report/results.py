@@ -281,7 +281,7 @@ def markdown_table(
     numbers: bool = False,     # align columns of numbers right
 ) -> str:
     "Rows of values as Markdown"
-    head, rows = [*head], [[*map(str, row)] for row in rows]
+    head, *rows = [[*map(str, row)] for row in (head, *rows)]
     rule = ["---"] * len(head)
     for i in range(1, len(head)):
         if numbers and not any(row[i][:1].isalpha() for row in rows):

@@ -439,7 +439,7 @@ def histories(
     rows = [{"name": record["name"], **row} for record in read_all(folder)[0]
             for row in record_history(record)]
     frame = pd.DataFrame(rows, columns=None if rows else [
-        "name", "epoch", "test_accuracy"])
+        "name", "epoch", "test_accuracy", "val_accuracy"])
     return frame.astype({"name": object})
 
 # %% ../../nbs/run/05_records.ipynb #f3c3cf05
