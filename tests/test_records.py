@@ -403,9 +403,9 @@ def test_runs_with_a_hold_out_count_by_themselves_where_the_scale_has_one_stage(
     assert held.selected.notna().all() and held["last"].notna().all()
     assert len(counted(frame)) == 2, "the hold-out run of a cell only selects for its full runs"
     assert len(counted(held)) == 1, "unless there are none"
-    for scale in ("few", "short", "paper"):
+    for scale in ("digits", "few", "short", "paper"):
         assert sorted(cells(frame.assign(scale=scale)).n) == [1, 2]
-    assert len(counted(held.assign(scale="digits"))) == 0
+    assert len(counted(held.assign(scale="smoke"))) == 0
     assert cells(pd.concat([held, full])).n.tolist() == [2]
 
 

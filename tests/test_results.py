@@ -28,7 +28,7 @@ def in_the_project(monkeypatch):
 
 def runs_of(method, *accuracies, scale="few", first=1, **column):
     "Runs that never were, with these accuracies in percent at both readings"
-    whole = scale in ("paper", "cpu", "digits")
+    whole = scale in ("paper", "cpu")
     usual = dict(vars(Config()), dataset="cifar10", eta=0.4, version="", classes=10, tested_on=10_000, diverged=None, epochs=128,
                  hold_out=0.0 if whole else 0.1, train_per_class=500, trained_on=4500, held_out=500, wrong_rate=0.36)
     return pd.DataFrame([dict(usual, scale=scale, **column) | dict(

@@ -116,7 +116,7 @@ def _shown(column: pd.DataFrame) -> pd.DataFrame:
         runs = column[column.scale == scale]
         full = runs[runs.hold_out == 0]
         held = runs[(runs.hold_out > 0) & runs.hold_out_noisy.astype(bool)]
-        parts += [held, full] if scale in ("short", "few") else [full, held]
+        parts += [full, held] if scale in ("paper", "cpu") else [held, full]
     parts = [_one_version(part) for part in parts if len(part)]
     anything = parts[0] if parts else column[:0]
     return next(filter(_compares, parts), anything)

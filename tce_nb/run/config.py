@@ -148,7 +148,8 @@ def plain_values(config: Config) -> dict[str, Any]:
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": dict(train_per_class=100, test_per_class=20, epochs=4,
                   batch_size=16, depth=8),
-    "digits": dict(train_per_class=30, epochs=80, batch_size=16, depth=8),
+    "digits": dict(train_per_class=30, epochs=60, batch_size=16, depth=8,
+                   hold_out=0.1),
     "few": dict(train_per_class=500, epochs=128, hold_out=0.1),
     "short": dict(epochs=32, hold_out=0.1),
     "paper": dict(epochs=256),

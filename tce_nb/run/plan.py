@@ -27,7 +27,7 @@ METHODS = ("ce", "mse", "mae", "tce:0.5", "tce:1", "tce:1.5", "tce:2")
 TAMED = METHODS[3:]
 ETAS = {"cifar100": (0.4, 0.8, 0.0, 0.6, 0.2), "cifar10": (0.4, 0.8, 0.0),
         "svhn": (0.4, 0.8, 0.0), "mnist": (0.4, 0.8, 0.0)}
-HOLD_OUT = {"paper": 5000, "digits": 0.1, "smoke": 0.1}  # of seed 0
+HOLD_OUT = {"paper": 5000, "smoke": 0.1}  # of seed 0
 
 # %% ../../nbs/run/06_plan.ipynb #41e42bc6
 PAIR = ("ce", "tce:1.5")  # the comparison that matters most

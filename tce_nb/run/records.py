@@ -451,7 +451,7 @@ def counted(
 ) -> pd.DataFrame:
     "The runs that count; a training that was asked for in two ways once"
     full = frame.hold_out == 0
-    alone = frame.scale.isin(["few", "short", "paper"]) | (
+    alone = frame.scale.isin(["digits", "few", "short", "paper"]) | (
         (frame.scale == "custom") & ~frame.cell.isin(frame.cell[full]))
     return frame[full | alone].drop_duplicates(
         [name for name in (*CELL, "seed", "made_on") if name in frame])
