@@ -13,7 +13,7 @@ from typing import Any, Iterable, NamedTuple, Optional, Sequence, Union
 
 from ..arguments import refuse, unknown
 from ..noise import noise_file
-from ..registry import LOSSES, get_loss, has_alpha, loss_file
+from ..registry import get_loss, has_alpha, loss_file, split_loss
 from .config import (
     CLASSES, SIZES, Config, data_root, loss_name, preset, run_name)
 from .data import load_npz
@@ -106,17 +106,8 @@ def parse_method(
     "Return the loss and, if the word has one, its `alpha`, as config fields"
     if loss_file(word):
         get_loss(word)  # refuses what cannot be built
-        return dict(loss=str(word))
-    loss, colon, alpha = str(word).lower().partition(":")
-    if loss not in LOSSES or colon and not has_alpha(loss):
-        known = dict.fromkeys([*METHODS, *LOSSES, "FILE.py:NAME"])
-        raise ValueError(unknown("loss", word, known))
-    if not colon:
-        return dict(loss=loss)
-    try:
-        return dict(loss=loss, alpha=float(alpha))
-    except ValueError:
-        refuse(ValueError, "loss", repr(word), f"a number after {loss}:")
+    loss, alpha = split_loss(word)
+    return dict(loss=loss) if alpha is None else dict(loss=loss, alpha=alpha)
 
 # %% ../../nbs/run/06_plan.ipynb #f84b55b5
 def method_word(
