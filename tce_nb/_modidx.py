@@ -250,7 +250,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'tce_nb.report.results._by_seed': ('report/results.html#_by_seed', 'tce_nb/report/results.py'),
                                        'tce_nb.report.results._check_scales': ( 'report/results.html#_check_scales',
                                                                                 'tce_nb/report/results.py'),
-                                       'tce_nb.report.results._compares': ('report/results.html#_compares', 'tce_nb/report/results.py'),
+                                       'tce_nb.report.results._compared': ('report/results.html#_compared', 'tce_nb/report/results.py'),
                                        'tce_nb.report.results._decimals': ('report/results.html#_decimals', 'tce_nb/report/results.py'),
                                        'tce_nb.report.results._end': ('report/results.html#_end', 'tce_nb/report/results.py'),
                                        'tce_nb.report.results._entry': ('report/results.html#_entry', 'tce_nb/report/results.py'),

@@ -103,12 +103,11 @@ def test_a_run_counts_once_on_one_version_held_out_or_in_full():
 
 @pytest.fixture
 def with_new_scales(tmp_path):
-    "The oldest records, and one seed of the pair at `few` on CIFAR-10 at 40%, and at `short` on CIFAR-100 at 80%"
+    "The oldest records, one seed of CE and TCE at `few` on CIFAR-10 at 40%, and at `short` on CIFAR-100 at 80%"
     old = gather(HERE).query("scale == 'cpu'")
-    jobs = plan("few", ["cifar10"], ["ce", "tce:1.5"], [0.4], 1, UNIFORM) + plan("short", ["cifar100"], ["ce", "tce:1.5"], [0.8], 1, UNIFORM)
+    jobs = plan("few", ["cifar10"], ["ce", "tce"], [0.4], 1, UNIFORM) + plan("short", ["cifar100"], ["ce", "tce"], [0.8], 1, UNIFORM)
     make_up([job for job in jobs if job.config.lr == 0.1], tmp_path)
-    assert sorted(p.name.rpartition("-")[0] for p in tmp_path.glob("records/*")) == [
-        f"{column}-select-seed1" for column in ("cifar10-ce-eta0.4", "cifar10-tce1.5-eta0.4", "cifar100-ce-eta0.8", "cifar100-tce1.5-eta0.8")]
+    assert len(list(tmp_path.glob("records/*"))) == 10
     before = histories(HERE)[lambda rows: rows.name.isin(old.name)]
     return pd.concat([old, gather(tmp_path)]), pd.concat([before, histories(tmp_path)])
 
@@ -136,7 +135,7 @@ def test_figures_show_new_records_for_old_with_their_scale(with_new_scales):
     assert titles[:3] == ["(a) η = 0, cpu", "(b) η = 0.4, few", "(c) η = 0.8, cpu"]
     column = shown[shown.eta == 0.4]
     points = speed_points(column, history, speed_threshold(column, "cifar10"))
-    assert points.index.tolist() == ["ce", "tce:1.5"] and points.n.eq(1).all() and 30 < points.epochs["ce"] < 64
+    assert {"ce", "tce:1.5"} <= set(points.index) and points.n.eq(1).all() and 30 < points.epochs["ce"] < 64
     assert overfit_after_drop(column, history).rise.between(0, 3).all() and scale_text(column) == "128 epochs, 5,000 images, 1 seed"
 
 

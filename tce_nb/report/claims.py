@@ -443,7 +443,7 @@ def claims_summary(
     rows = [[f"[{row.text}](#claim-{name}) ({row['where']})", row.paper,
              row.ours, row["count"]] for name, row in table.iterrows()]
     return markdown_table(
-        ["claim", "the paper's numbers", "our runs", ""], rows)
+        ["claim", "the paper's numbers", "our runs", "our comparisons"], rows)
 
 # %% ../../nbs/report/03_claims.ipynb #87187c94
 def claims_markdown(
