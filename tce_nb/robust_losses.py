@@ -317,59 +317,26 @@ def _tempered(logits: Tensor, norm: Tensor, t: float) -> Tensor:
     "Logarithm of the tempered exponential of `logits - norm`"
     return torch.log1p((t - 1) * (norm - logits)) * (-1 / (t - 1))
 
-def _closer(logits, norm, dim: int, t: float, halley: bool) -> Tensor:
-    "A step of Newton or Halley to the `norm` whose probabilities sum to 1"
-    grown = (norm - logits).mul_(t - 1)
-    q = grown.log1p().mul_(-1 / (t - 1)).exp_()
-    total = q.sum(dim, keepdim=True)
-    first = q.div_(grown.add_(1))
-    slope = first.sum(dim, keepdim=True) / total
+def _newton(logits: Tensor, norm: Tensor, dim: int, t: float) -> Tensor:
+    "A step towards the `norm` at which the probabilities sum to 1"
+    log_q = _tempered(logits, norm, t)
+    total = log_q.exp().sum(dim, keepdim=True)
+    slope = (t * log_q).exp().sum(dim, keepdim=True) / total
+    return norm + torch.expm1((t - 1) * total.log()) / ((t - 1) * slope)
+
+def _halley(logits: Tensor, norm: Tensor, dim: int, t: float) -> Tensor:
+    "The same with an error of third order, and with derivatives"
+    fixed = logits.detach()
+    change = (logits - fixed).masked_fill(fixed == -math.inf, 0)  # of nothing
+    log_q = _tempered(fixed, norm, t)
+    first, second = (t * log_q).exp(), t * ((2*t - 1) * log_q).exp()
+    bent = second * change
+    total = (log_q.exp() + (first + bent / 2) * change).sum(dim, keepdim=True)
+    slope = (first + bent).sum(dim, keepdim=True) / total
+    bend = second.sum(dim, keepdim=True) / total
     gap = torch.expm1((t - 1) * total.log()) / (t - 1)
-    if not halley: return norm + gap / slope
-    bend = t * first.div_(grown).sum(dim, keepdim=True) / total
     return norm + 2 * gap * slope / (
         2 * slope.square() - gap * (bend - t * slope.square()))
-
-# %% ../nbs/use/01_robust_losses.ipynb #330d265f
-class _Tempered(torch.autograd.Function):
-    "The tempered log-softmax, differentiated at its solution"
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(logits, dim, t):
-        logits = logits - logits.amax(dim, keepdim=True)
-        norm = torch.zeros_like(logits.amax(dim, keepdim=True))
-        steps = [False] * (2 if t <= 1.2 else 7) + [True, True]
-        if logits.dtype != torch.float64: steps.pop()
-        for halley in steps: norm = _closer(logits, norm, dim, t, halley)
-        return _tempered(logits, norm, t)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, ctx.dim, ctx.t = inputs
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-
-    @staticmethod
-    def backward(ctx, grad):
-        power, share = _powers(ctx)
-        pull = grad * power
-        return pull - share * pull.sum(ctx.dim, keepdim=True), None, None
-
-# %% ../nbs/use/01_robust_losses.ipynb #3707b6a3
-class _TemperedDual(_Tempered):
-    "The same, with forward mode"
-
-    @staticmethod
-    def jvp(ctx, change, *_):
-        power, share = _powers(ctx)
-        return power * (change - (share * change).sum(ctx.dim, keepdim=True))
-
-def _powers(ctx):
-    "`q ** (t - 1)`, and `q ** t` as a share of its sum"
-    log_q, = ctx.saved_tensors
-    power, share = (((ctx.t - one) * log_q).exp_() for one in (1, 0))
-    return power, share / share.sum(ctx.dim, keepdim=True)
 
 # %% ../nbs/use/01_robust_losses.ipynb #760dd580
 def tempered_log_softmax(
@@ -379,9 +346,11 @@ def tempered_log_softmax(
 ) -> Tensor:
     "Return the logarithm of the heavy-tailed softmax of temperature `t`"
     if t == 1: return F.log_softmax(logits, dim)
-    compiling = torch.compiler.is_compiling()
-    kind = _Tempered if compiling else _TemperedDual
-    return kind.apply(logits, dim, t)
+    logits = logits - logits.detach().amax(dim, keepdim=True)
+    fixed = logits.detach()
+    norm = torch.zeros_like(fixed.amax(dim, keepdim=True))
+    for _ in range(3 if t <= 1.2 else 7): norm = _newton(fixed, norm, dim, t)
+    return _tempered(logits, _halley(logits, norm, dim, t), t)
 
 # %% ../nbs/use/01_robust_losses.ipynb #012fcecd
 class BiTemperedLoss(RobustLoss):
