@@ -94,27 +94,18 @@ class _Expected(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         log_q, p, ctx.alpha = inputs
         ctx.save_for_backward(log_q, p)
-        ctx.save_for_forward(log_q, p)
 
     @staticmethod
     def backward(ctx, grad):
         return *_expected_gradient(grad, *ctx.saved_tensors, ctx.alpha), None
-
-    @staticmethod
-    def jvp(ctx, d_log_q, d_p, _):
-        log_q, p = ctx.saved_tensors
-        change = torch.zeros_like(log_q)
-        if d_log_q is not None: change = -_slope(log_q, ctx.alpha) * d_log_q
-        if p is not None: change = change * p
-        if d_p is not None: change = change + tame(-log_q, ctx.alpha) * d_p
-        return change.sum(1)
 
 # %% ../nbs/use/00_losses.ipynb #5d0c6a13
 def _expected(
     log_q: Tensor, p: Optional[Tensor], alpha: float
 ) -> Tensor:
     "Expected tamed loss of each sample, for class probabilities `p` (or 1)"
-    if not torch.compiler.is_compiling():
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    if not forward_mode and not torch.compiler.is_compiling():
         return _Expected.apply(log_q, p, alpha)
     terms = tame(-log_q, alpha)
     return (terms if p is None else terms * p).sum(1)

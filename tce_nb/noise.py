@@ -392,7 +392,10 @@ def check_all_or_none(noise: str, eta: float) -> None:
 def _read_matrix(path: Path, num_classes: int):
     "A K x K matrix that `numpy.save` wrote"
     import numpy as np
-    matrix = np.load(path, allow_pickle=False)
+    try: matrix = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError):
+        refuse(ValueError, "matrix", str(path), "a file of numpy.save with "
+               f"{num_classes} x {num_classes} numbers")
     if np.shape(matrix) != (num_classes, num_classes):
         refuse(ValueError, "matrix", f"shape {np.shape(matrix)} in {path}",
                f"{num_classes} x {num_classes}")

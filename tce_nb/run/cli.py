@@ -262,6 +262,7 @@ def _run_config(options: argparse.Namespace) -> Config:
         refuse(ValueError, "alpha", f"{options.alpha:g} with loss "
                f"{options.loss}", "it once, and for tce only")
     config = preset(scale, **{**given, **method})
+    _check_optimizer(given)
     if options.noise and config.eta == 0:
         refuse(ValueError, "--noise", f"{config.noise} without noise",
                "--eta above 0" + (", 1 for a file" if ":" in config.noise
@@ -269,6 +270,17 @@ def _run_config(options: argparse.Namespace) -> Config:
     if options.hold_out_noisy is not None and not config.hold_out:
         raise ValueError("--hold-out-noisy: has no effect without --hold-out")
     return config
+
+# %% ../../nbs/run/08_cli.ipynb #f37be1d9
+def _check_optimizer(given: dict) -> None:
+    "Refuse Adam at the learning rate, or with the momentum, of SGD"
+    if given.get("optimizer") != "adam": return
+    if "lr" not in given:
+        refuse(ValueError, "lr", "none with optimizer adam",
+               "one, such as 0.001")
+    if "momentum" in given:
+        refuse(ValueError, "momentum", f"{given['momentum']:g} with optimizer "
+               "adam", "it with sgd only")
 
 # %% ../../nbs/run/08_cli.ipynb #d69edb41
 _OWN_OPTION = dict(dataset="--dataset", loss="--loss", eta="--eta",
@@ -316,8 +328,10 @@ def _command_sweep(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace, scale: str) -> list[Job]:
     "The jobs that the options describe"
+    changes = _changes(options.set)
+    _check_optimizer(changes)
     return plan(scale, options.dataset, options.loss, options.eta,
-                options.seeds, options.noise, **_changes(options.set))
+                options.seeds, options.noise, **changes)
 
 # %% ../../nbs/run/08_cli.ipynb #5207955f
 def _run_jobs(jobs: list[Job], options: argparse.Namespace) -> int:

@@ -79,6 +79,8 @@ def record_run(
         if done and not rerun:
             raise AlreadyRecorded(f"{files.record}: exists")
         run = _train_or_restart(config, files, progress, task)
+        if run_name(config, run.run_key) != name:
+            raise RuntimeError(f"{name}: a file that it names has changed")
         if files.record.exists() and not done:  # it is damaged
             os.replace(files.record, files.checkpoint.with_suffix(".record"))
         selected = selected or find_selected(config, folder, run.run_key)
@@ -106,7 +108,7 @@ def _take_lock(name: str, folder):
 
 # %% ../../nbs/run/05_records.ipynb #8eb379dd
 def _train_or_restart(config, files: Files, progress: bool, task=None) -> Run:
-    "Train; a damaged checkpoint is removed and the run starts again"
+    "Train; a damaged checkpoint is set aside and the run starts again"
     def tell(run):
         row = run.history[-1]
         atomic_write(files.progress, json.dumps(dict(
@@ -117,8 +119,8 @@ def _train_or_restart(config, files: Files, progress: bool, task=None) -> Run:
     try:
         return train(config, files.checkpoint, tell, task)
     except DamagedCheckpoint as error:
-        warnings.warn(f"{error}: removed it, starting again")
-        files.checkpoint.unlink()
+        warnings.warn(f"{error}: set it aside, starting again")
+        os.replace(files.checkpoint, files.checkpoint.with_suffix(".damaged"))
         return train(config, files.checkpoint, tell, task)
 
 # %% ../../nbs/run/05_records.ipynb #eb199fc8
@@ -344,8 +346,15 @@ def record_history(record: dict) -> list[dict[str, Any]]:
     return [dict(zip(names, row)) for row in zip(*columns)]
 
 # %% ../../nbs/run/05_records.ipynb #b0988ba4
+_KEYS = ("schema", "name", "cell", "config", "data", "wrong_rate", "diverged",
+         "resumed", "seconds", "finished", "readings", "end", "made_on",
+         "history")
+
 def _problem(record: dict, name: str) -> Optional[str]:
     "What is wrong with the record of this name, if anything"
+    missing = [key for key in _KEYS if key not in record]
+    if missing:
+        return f"has no {', '.join(missing)}"
     if record["schema"] not in (1, SCHEMA):
         return f"has schema {record['schema']!r}, expected 1 or {SCHEMA}"
     if record["name"] != name:
@@ -355,8 +364,10 @@ def _problem(record: dict, name: str) -> Optional[str]:
         return (f"is named {name}, but its run is {run_words(config)} "
                 "with another configuration")
     ended = record["diverged"] or config.epochs
-    if {len(column) for column in record["history"].values()} != {ended}:
-        return f"has a history that is not {ended} epochs long"
+    lengths = {len(column) for column in record["history"].values()}
+    if lengths != {ended} or record["history"]["epoch"] != [
+            *range(1, ended + 1)]:
+        return f"has a history that is not of the epochs 1 to {ended}"
     selected = given["selected"] and given["selected"]["epoch"]
     rows = record_history(record)
     if config.hold_out: selected = selected_in(rows)

@@ -105,7 +105,7 @@ def run_plan(
         ended, _ = concurrent.futures.wait(
             sweep.running, poll, concurrent.futures.FIRST_COMPLETED)
         for future in ended:
-            _settle(sweep, sweep.running.pop(future), future.result())
+            _settle(sweep, sweep.running.pop(future), _outcome(future))
         if not sweep.running and not ended: time.sleep(poll)
         _look_elsewhere(sweep)
     return [*states]
@@ -132,6 +132,7 @@ class Sweep:
         for name, state in self.states.items():
             if recorded(name, results) and not state.job.rerun:
                 state.state = "done"
+                _keep_notebook(Files(name, results))
         self.running: dict[concurrent.futures.Future, State] = {}
         self.on_change: Callable[[State], object] = lambda changed: None
 
@@ -140,6 +141,19 @@ class Sweep:
         if (word, reason) == (state.state, state.reason): return
         state.state, state.reason = word, reason
         self.on_change(state)
+
+# %% ../../nbs/run/07_sweep.ipynb #46bd95c2
+def _outcome(future: concurrent.futures.Future) -> Outcome:
+    "How a try ended, also if its slot failed"
+    error = future.exception()
+    if error is None:
+        return future.result()
+    return Outcome("failed", f"{type(error).__name__}: {error}")
+
+def _keep_notebook(files: Files) -> None:
+    "Put a notebook in place whose process ended just before it did"
+    if files.draft.exists() and not files.notebook.exists():
+        os.replace(files.draft, files.notebook)
 
 # %% ../../nbs/run/07_sweep.ipynb #e6d9196f
 def _start(sweep: Sweep) -> None:
