@@ -160,12 +160,13 @@ def run_epoch(
 def predict(
     net: nn.Module,
     images: Images,
-    batch_size: int = 128,
+    batch_size: Optional[int] = None,  # default: what suits the device
 ) -> Tensor:  # logits, N x K
     "The network's logits for every image, without augmentation"
     net.eval()
-    return torch.cat([net(images.plain(slice(i, i + batch_size))).float()
-                      for i in range(0, len(images), batch_size)])
+    size = batch_size or (1024 if images.padded.is_cuda else 32)
+    return torch.cat([net(images.plain(slice(i, i + size))).float()
+                      for i in range(0, len(images), size)])
 
 # %% ../../nbs/run/04_train.ipynb #c2e6071c
 @torch.inference_mode()
