@@ -7,6 +7,9 @@ READY := .venv/.ready
 # one thread a process, and a data root that holds in every folder
 RUN := OMP_NUM_THREADS=1 TCE_DATA="$${TCE_DATA:+$$(cd "$$TCE_DATA" && pwd)}"
 
+# PyTorch's profiler, which measures memory, else prints when it starts
+export KINETO_LOG_LEVEL := 99
+
 # leaves the seconds since .venv/.began-NAME for the benchmark
 took = echo $$(( $$(date +%s) - $$(cat .venv/.began-$(1)) )) > .venv/.seconds-$(1)
 
