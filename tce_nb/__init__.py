@@ -17,17 +17,18 @@ __all__ = ['CrossEntropyLoss', 'TamedCrossEntropyLoss', 'SoftmaxMSELoss', 'Softm
 __version__ = "0.1.0"
 
 # %% ../nbs/use/05_package.ipynb #d0943c19
-from .losses import (
-    CrossEntropyLoss, SoftmaxMAELoss, SoftmaxMSELoss, TamedCrossEntropyLoss,
-    softmax_mae, softmax_mse, tame, tamed_cross_entropy, tamed_weight)
+from tce_nb.losses import (
+    CrossEntropyLoss, TamedCrossEntropyLoss, tame, tamed_cross_entropy,
+    tamed_weight)
 from .registry import LOSSES, get_loss
 from .robust_losses import (
     BiTemperedLoss, FocalLoss, ForwardCorrectedLoss,
     GeneralisedCrossEntropyLoss, HardBootstrapLoss, JensenShannonLoss,
     NCEAndMAELoss, NCEAndRCELoss, NormalisedCrossEntropyLoss,
     NormalisedFocalLoss, PartiallyHuberisedLoss, ReverseCrossEntropyLoss,
-    SmoothedCrossEntropyLoss, SoftBootstrapLoss, SymmetricCrossEntropyLoss,
-    TaylorCrossEntropyLoss, TruncatedGCELoss)
+    SmoothedCrossEntropyLoss, SoftBootstrapLoss, SoftmaxMAELoss,
+    SoftmaxMSELoss, SymmetricCrossEntropyLoss, TaylorCrossEntropyLoss,
+    TruncatedGCELoss, softmax_mae, softmax_mse)
 from .noise import (
     NOISES, NoisyLabels, add_noise, class_dependent, from_transition, human,
     instance_dependent, pair_flip, transition_matrix, uniform_excluding_true,

@@ -14,15 +14,15 @@ from typing import Any, Callable, Optional
 from torch import nn
 
 from .arguments import describe, refuse, unknown
-from .losses import (
-    CrossEntropyLoss, SoftmaxMAELoss, SoftmaxMSELoss, TamedCrossEntropyLoss)
-from .robust_losses import (
+from .losses import CrossEntropyLoss, TamedCrossEntropyLoss
+from tce_nb.robust_losses import (
     BiTemperedLoss, FocalLoss, ForwardCorrectedLoss,
     GeneralisedCrossEntropyLoss, HardBootstrapLoss, JensenShannonLoss,
     NCEAndMAELoss, NCEAndRCELoss, NormalisedCrossEntropyLoss,
     NormalisedFocalLoss, PartiallyHuberisedLoss, ReverseCrossEntropyLoss,
-    SmoothedCrossEntropyLoss, SoftBootstrapLoss, SymmetricCrossEntropyLoss,
-    TaylorCrossEntropyLoss, TruncatedGCELoss)
+    SmoothedCrossEntropyLoss, SoftBootstrapLoss, SoftmaxMAELoss,
+    SoftmaxMSELoss, SymmetricCrossEntropyLoss, TaylorCrossEntropyLoss,
+    TruncatedGCELoss)
 
 # %% auto #0
 __all__ = ['LOSSES', 'get_loss']

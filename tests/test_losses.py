@@ -1,8 +1,6 @@
-"""Campaigns on the losses that are too long for the chapter."""
-import copy
+"""Tamed Cross Entropy against its definition; what it shares with the other losses is in test_robust_losses."""
 import math
 import os
-import pickle
 import shutil
 from itertools import product
 
@@ -14,8 +12,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from tce_nb import (
-    TamedCrossEntropyLoss, get_loss, softmax_mae, softmax_mse, tame, tamed_cross_entropy)
+from tce_nb import TamedCrossEntropyLoss, get_loss, tame, tamed_cross_entropy
 
 SHAPES = [(5,), (7, 5), (1, 5), (3, 5, 4), (2, 5, 3, 4), (2, 5, 2, 2, 2)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -72,28 +69,6 @@ def boxcox(ce, alpha):
     return math.log1p(ce) if alpha == 1 else ((1 + ce) ** (1 - alpha) - 1) / (1 - alpha)
 
 
-@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_alpha_0_is_cross_entropy(shape, dtype, soft):
-    logits, target = example(shape, soft, dtype)
-    weights = [None, torch.tensor([0.5, 1.5, 1.0, 0.0, 3.0], dtype=dtype)]
-    ignored = [-100] if soft else [-100, 1]
-    half = dtype in (torch.float16, torch.bfloat16)
-    tolerance = dict(rtol=2e-2, atol=2e-2) if half else {}
-    for weight, ignore_index, reduction, smoothing in product(
-            weights, ignored, REDUCTIONS, [0.0, 0.1]):
-        options = dict(weight=weight, ignore_index=ignore_index,
-                       reduction=reduction, label_smoothing=smoothing)
-        theirs = F.cross_entropy(logits, target, **options)
-        expected = value_and_gradient(theirs, logits)
-        for alpha in (0.0, 1e-12):  # torch's own code, and ours in the limit
-            ours = tamed_cross_entropy(logits, target, alpha, **options)
-            assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
-            for a, b in zip(value_and_gradient(ours, logits), expected):
-                assert_close(a, b, equal_nan=True, **(tolerance if alpha else dict(rtol=0, atol=0)))
-
-
 @settings(max_examples=200)
 @given(data=st.data())
 def test_random_calls_match_the_definition(data):
@@ -113,9 +88,10 @@ def test_random_calls_match_the_definition(data):
         ignore_index=data.draw(st.sampled_from([-100, -1] if soft else [-100, 0])),
         reduction=data.draw(st.sampled_from(REDUCTIONS)),
         label_smoothing=data.draw(st.sampled_from([0.0, 0.2, 1.0]) | st.floats(0, 1)))
-    loss = tamed_cross_entropy(logits, target, alpha, **options)
+    normalize = data.draw(st.booleans(), label="normalize")
+    loss = tamed_cross_entropy(logits, target, alpha, **options, normalize=normalize)
     value, gradient = value_and_gradient(loss, logits)
-    expected = by_hand(tamed(alpha), logits, target, **options)
+    expected = by_hand(tamed(alpha), logits, target, **options) * (1 + math.log(k)) ** (alpha * normalize)
     rtol, atol = {torch.float64: (1e-7, 1e-8), torch.float32: (2e-5, 2e-6)}.get(dtype, (3e-2, 3e-2))
     assert_close(value.double(), expected, equal_nan=True, rtol=rtol, atol=atol)
     assert gradient.dtype == logits.dtype and (gradient.isfinite().all() or value.isnan().any())
@@ -156,70 +132,6 @@ def test_extreme_and_masked_logits_stay_finite(alpha, dtype):
         assert value.dtype == dtype and value.isfinite() and gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
-@pytest.mark.parametrize("loss", [tamed_cross_entropy, softmax_mse, softmax_mae])
-def test_half_precision_is_computed_in_32_bits(loss, soft, dtype):
-    "A mean within a rounding of the float64 result"
-    logits, target = example((400, 10), soft, dtype)
-    weight = torch.linspace(0.1, 3, 10).to(dtype)
-    eps = torch.finfo(dtype).eps
-    for smoothing, w in product((0.0, 0.1), (None, weight)):
-        options = dict(weight=w, label_smoothing=smoothing)
-        wide = {k: v.double() if torch.is_tensor(v) else v for k, v in options.items()}
-        result = loss(logits, target, **options)
-        exact = loss(logits.double(), target.double() if soft else target, **wide)
-        assert result.dtype == dtype
-        assert_close(result.double(), exact, rtol=eps, atol=0)
-
-
-def test_dtypes_mix_as_in_torch():
-    halves = torch.bfloat16, torch.float16
-    for a, b, c in product(DTYPES[:3], repeat=3):
-        logits, target = example((6, 5), True, a)
-        weight = torch.rand(5).to(c)
-        for smoothing, w in product((0.0, 0.1), (None, weight)):
-            options = dict(weight=w, label_smoothing=smoothing)
-            theirs = F.cross_entropy(logits, target.to(b), **options)
-            ours = tamed_cross_entropy(logits, target.to(b), 1e-12, **options)
-            assert ours.dtype == theirs.dtype
-            loose = dict(rtol=4e-2, atol=4e-2) if {a, b, c} & set(halves) else {}
-            assert_close(ours, theirs, **loose)
-
-
-def test_byte_classes_are_classes_and_no_negative_ignore_index():
-    logits, target = torch.randn(4, 200), torch.tensor([156, 156, 1, 2])
-    for loss in (tamed_cross_entropy, softmax_mse, softmax_mae):
-        for options in (dict(), dict(weight=torch.rand(200)), dict(label_smoothing=0.1)):
-            assert_close(loss(logits, target.byte(), **options), loss(logits, target, **options))
-
-
-def test_meta_tensors_have_a_loss_too():
-    logits, target = torch.randn(4, 5, device="meta"), torch.zeros(4, dtype=torch.int64, device="meta")
-    for loss in (tamed_cross_entropy, softmax_mse, softmax_mae):
-        assert loss(logits, target).is_meta
-
-
-def test_a_nan_is_not_hidden_by_a_class_weight_of_zero():
-    logits = torch.tensor([[math.nan, 0.0], [0.0, 1.0]])
-    for loss in (F.cross_entropy, tamed_cross_entropy, softmax_mse, softmax_mae):
-        assert loss(logits, torch.tensor([0, 1]), weight=torch.tensor([0.0, 1.0])).isnan()
-
-
-def test_autocast_returns_float32_and_trains():
-    net = nn.Linear(6, 4)
-    soft = torch.full((2, 4), 0.25, dtype=torch.bfloat16)
-    for target, smoothing in product((torch.tensor([0, 3]), soft), (0.0, 0.1)):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = net(torch.randn(2, 6))
-            assert logits.dtype == torch.bfloat16
-            for criterion in (tamed_cross_entropy, softmax_mse, softmax_mae):
-                loss = criterion(logits, target, label_smoothing=smoothing)
-                assert loss.dtype == F.cross_entropy(logits, target).dtype == torch.float32
-                loss.backward(retain_graph=True)
-    assert net.weight.grad.isfinite().all()
-
-
 # inductor needs a C++ compiler, and torch in a folder without spaces
 CAN_COMPILE = shutil.which(os.environ.get("CXX", "g++")) and " " not in torch.__file__
 BACKENDS = ["aot_eager"] + ["inductor"] * bool(CAN_COMPILE)
@@ -228,7 +140,7 @@ BACKENDS = ["aot_eager"] + ["inductor"] * bool(CAN_COMPILE)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compile_without_graph_breaks(backend):
     extra = dict(weight=torch.rand(5), label_smoothing=0.1, normalize=True)
-    for soft, options, alphas in ((False, dict(ignore_index=1), (0.5, 1.5, 1.0, 0.0)), (True, extra, (1.5,))):
+    for soft, options, alphas in ((False, dict(ignore_index=1), (0.5, 1.5, 1.0, 0.0)), (True, extra, (1.5, 1.0))):
         torch.compiler.reset()
         compiled = torch.compile(tamed_cross_entropy, fullgraph=True, backend=backend)
         logits, target = example((16, 5), soft)
@@ -293,35 +205,6 @@ def test_class_weights_of_single_samples(name, smoothing):
     assert_close(compiled(logits[0], target[0]), each(logits[0], target[0]))
 
 
-@pytest.mark.parametrize("loss", [tamed_cross_entropy, softmax_mse, softmax_mae])
-@pytest.mark.parametrize("n", [0, 4], ids=["empty", "all ignored"])
-def test_no_label_to_learn_from_is_as_in_torch(loss, n):
-    logits, target = torch.randn(n, 5, requires_grad=True), torch.full((n,), -100)
-    for weight, smoothing, reduction in product((None, torch.ones(5)), (0.0, 0.1), REDUCTIONS):
-        options = dict(weight=weight, label_smoothing=smoothing, reduction=reduction)
-        value, gradient = value_and_gradient(loss(logits, target, **options), logits)
-        assert_close(value, F.cross_entropy(logits, target, **options), equal_nan=True)
-        assert (gradient == 0).all()
-
-
-@pytest.mark.parametrize("alpha, kind", [
-    (-0.1, ValueError), (math.nan, ValueError), (math.inf, ValueError),
-    ("1.5", TypeError), (None, TypeError), (True, TypeError),
-    (torch.ones(5), TypeError)])
-def test_bad_alpha_and_normalize(alpha, kind):
-    logits, target = example((2, 5), soft=False)
-    for call in (lambda **options: tamed_cross_entropy(logits, target, **options), TamedCrossEntropyLoss):
-        with pytest.raises(kind, match=r"^alpha: got .*expected a finite number >= 0"): call(alpha=alpha)
-        with pytest.raises(TypeError, match="^normalize: got .*expected True or False"): call(normalize=1)
-
-
-@pytest.mark.parametrize("alpha", [1, np.float32(1.5), np.float64(0.5), np.int64(2)])
-def test_any_real_number_is_an_alpha(alpha):
-    logits, target = example((2, 5), soft=False)
-    assert_close(tamed_cross_entropy(logits, target, alpha),
-                 tamed_cross_entropy(logits, target, float(alpha)))
-
-
 @pytest.mark.parametrize("classes, alpha", [*product((1, 2, 100), (0.0, 0.5, 1.0, 1.5))])
 def test_normalised_an_untrained_network_has_cross_entropys_gradient(classes, alpha):
     logits = torch.zeros(6, classes, dtype=torch.float64, requires_grad=True)
@@ -334,50 +217,6 @@ def test_normalised_an_untrained_network_has_cross_entropys_gradient(classes, al
         assert_close(gradient, value_and_gradient(F.cross_entropy(logits, target, **options), logits)[1])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
-def test_normalised_is_a_constant_times_the_loss(soft, dtype):
-    eps = torch.finfo(dtype).eps
-    for shape, alpha, reduction, smoothing in product(SHAPES[::3], (0.0, 1.5), REDUCTIONS, (0.0, 0.1)):
-        logits, target = example(shape, soft, dtype)
-        options = dict(alpha=alpha, reduction=reduction, label_smoothing=smoothing)
-        plain = tamed_cross_entropy(logits.double(), target.double() if soft else target, **options)
-        ours = tamed_cross_entropy(logits, target, normalize=True, **options)
-        assert ours.dtype == dtype and ours.shape == plain.shape
-        if alpha: assert_close(ours.double(), (1 + math.log(5)) ** alpha * plain, rtol=30 * eps, atol=30 * eps)
-        else: assert torch.equal(ours, F.cross_entropy(logits, target, reduction=reduction, label_smoothing=smoothing))
-
-
-LOGITS, INDICES = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
-@pytest.mark.parametrize("arguments, kind, message", [
-    (dict(reduction="avg"), ValueError, "reduction: got 'avg', expected 'none', 'mean' or 'sum'"),
-    (dict(label_smoothing=1.5), ValueError, "label_smoothing: got 1.5"),
-    (dict(label_smoothing=math.nan), ValueError, "label_smoothing: got nan"),
-    (dict(label_smoothing="a"), TypeError, "label_smoothing: got 'a'"),
-    (dict(weight=[1.0] * 5), TypeError, "weight: got list"),
-    (dict(weight=torch.ones(4)), ValueError, "weight: got 4 weights, expected one for each of the input's 5"),
-    (dict(weight=torch.ones(5, dtype=int)), TypeError, "weight: got torch.int64"),
-    (dict(weight=torch.ones(1, 5)), TypeError, "weight: got torch.float32 of shape (1, 5)"),
-    (dict(ignore_index=1.0), TypeError, "ignore_index: got 1.0, expected an int"),
-    (dict(target=INDICES.float()), TypeError, "target: got torch.float32, expected int64"),
-    (dict(target=INDICES[:3]), ValueError, "target: got shape (3,), expected (4,) (indices) or (4, 5)"),
-    (dict(target=INDICES[:, None]), ValueError, "target: got shape (4, 1)"),
-    (dict(target=LOGITS.long()), TypeError, "target: got torch.int64 of shape (4, 5)"),
-    (dict(target=LOGITS.softmax(1), ignore_index=2), ValueError, "ignore_index: got 2"),
-    (dict(target=INDICES + 2), IndexError, "target: got class 5, expected 0 to 4 or ignore_index (-100)"),
-    (dict(target=INDICES + 2, label_smoothing=0.1), IndexError, "target: got class 5"),
-    (dict(target=[0, 1, 2, 3]), TypeError, "target: got list"),
-    (dict(input=LOGITS.long()), TypeError, "input: got torch.int64"),
-    (dict(input=torch.tensor(1.0)), ValueError, "input: got shape ()"),
-    (dict(input=[[1.0]]), TypeError, "input: got list"),
-])
-@pytest.mark.parametrize("loss", [tamed_cross_entropy, softmax_mse, softmax_mae])
-def test_bad_input_is_named(loss, arguments, kind, message):
-    with pytest.raises(kind) as error:
-        loss(**{"input": LOGITS, "target": INDICES, **arguments})
-    assert str(error.value).startswith(message)
-
-
 def test_module_is_a_cross_entropy_loss():
     weight = torch.rand(5)
     criterion = TamedCrossEntropyLoss(1.0, weight, 3, "sum", 0.1)
@@ -387,34 +226,12 @@ def test_module_is_a_cross_entropy_loss():
     loss.backward()
     assert_close(loss, tamed_cross_entropy(logits, target, 1.0, weight, 3, "sum", 0.1))
     assert torch.equal(logits, before[0]) and torch.equal(target, before[1])
-    assert isinstance(criterion, nn.CrossEntropyLoss)
     assert list(criterion.state_dict()) == list(nn.CrossEntropyLoss(weight).state_dict())
-    assert criterion.double().weight.dtype == torch.float64
-    for twin in (copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):
-        assert twin.alpha == 1.0 and twin.ignore_index == 3 and not twin.normalize
+    for alpha in (1, np.float32(1.0), np.int64(1)):
+        assert_close(tamed_cross_entropy(logits, target, alpha, weight, 3, "sum", 0.1), loss)
     assert repr(TamedCrossEntropyLoss()) == "TamedCrossEntropyLoss(alpha=1.5)"
     with pytest.raises(TypeError, match=r"^alpha: got torch.float32 of shape \(5,\), .*class weights go into weight="):
         TamedCrossEntropyLoss(weight)
-
-
-@pytest.mark.parametrize("loss, power", [(softmax_mse, 2), (softmax_mae, 1)])
-@pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_baselines_match_their_definition(shape, soft, loss, power):
-    logits, target = example(shape, soft, torch.float64)
-    dim = min(1, len(shape) - 1)
-    q = logits.softmax(dim)
-    one_hot = target if soft else F.one_hot(target, 5).movedim(-1, dim).double()
-    weight = torch.tensor([0.5, 0.1, 1.0, 2.0, 3.0], dtype=torch.float64)
-    for smoothing, w in product((0.0, 0.2), (None, weight)):
-        p = (1 - smoothing) * one_hot + smoothing / 5
-        each = ((q - p).abs() ** power).sum(dim)
-        scale = torch.ones_like(each) if w is None else \
-            (one_hot.movedim(dim, -1) * w).sum(-1)
-        options = dict(weight=w, label_smoothing=smoothing)
-        total = each.numel() if soft else scale.sum()
-        assert_close(loss(logits, target, reduction="none", **options), each * scale)
-        assert_close(loss(logits, target, **options), (each * scale).sum() / total)
 
 
 def test_a_weight_of_another_dtype_is_taken_at_every_alpha():
@@ -434,7 +251,6 @@ def test_an_ignored_label_is_ignored_whatever_the_weights(reduction):
     expected = value_and_gradient(F.cross_entropy(logits, target, weight, reduction=reduction), logits)
     ours = value_and_gradient(tamed_cross_entropy(logits, target, 1e-12, weight, reduction=reduction), logits)
     for a, b in zip(ours, expected): assert_close(a, b)
-    assert softmax_mse(logits, target, weight, reduction=reduction).isfinite().all()
 
 
 @pytest.mark.parametrize("loss", ["tce", "mse", "gce"])
@@ -451,6 +267,3 @@ def test_export_with_images_of_any_size(loss):
     assert_close(exported(logits, target), WithLoss()(logits, target))
 
 
-def test_under_vmap_a_label_out_of_range_is_still_torchs_to_tell():
-    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-        torch.func.vmap(softmax_mse)(torch.randn(2, 3, 5), torch.full((2, 3), 7))

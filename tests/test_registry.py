@@ -43,7 +43,7 @@ def test_the_words_of_the_command_line(word, alpha, normalize):
 
 def test_what_a_loss_says_of_itself():
     assert repr(get_loss("ntce", alpha=1.0)) == repr(get_loss("ntce:1")) == "TamedCrossEntropyLoss(alpha=1.0, normalize=True)"
-    assert repr(get_loss("sce", beta=2)) == "SymmetricCrossEntropyLoss(alpha=0.1, beta=2.0, log_zero=-4.0)"
+    assert repr(get_loss("sce", beta=2)) == "SymmetricCrossEntropyLoss(log_zero=-4.0, alpha=0.1, beta=2.0)"
     assert repr(get_loss("smoothing")) == "SmoothedCrossEntropyLoss()"
     assert [name for name in LOSSES if has_alpha(name)] == ["tce", "ntce"]
 

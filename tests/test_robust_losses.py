@@ -1,4 +1,4 @@
-"""Every robust loss, over the cross product of what it takes, against its equation written out."""
+"""Every loss, over the cross product of what it takes, against its equation written out."""
 import math
 from itertools import product
 
@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_losses import BACKENDS, DTYPES, REDUCTIONS, SHAPES, by_hand, example, value_and_gradient
+from test_losses import BACKENDS, DTYPES, REDUCTIONS, SHAPES, boxcox, by_hand, example, value_and_gradient
 from torch import nn
 from torch.testing import assert_close
 
-from tce_nb import get_loss
+from tce_nb import LOSSES, get_loss, softmax_mae, softmax_mse, tamed_cross_entropy
 from tce_nb.noise import from_transition
 from tce_nb.robust_losses import ForwardCorrectedLoss, tempered_log_softmax
 
 TRANSITION = torch.tensor([[.6, .4, 0, 0, 0], [.1, .7, .1, .1, 0], [0, 0, 1, 0, 0],
                            [.2, .2, .2, .2, .2], [.5, 0, 0, 0, .5]], dtype=torch.float64)
-NAMES = ["gce", "truncated_gce", "phuber", "taylor", "focal", "nce", "nfl", "rce", "sce", "nce_rce", "nce_mae",
-         "js", "bitempered", "smoothing", "bootstrap_soft", "bootstrap_hard", "forward"]
-OTHERS = [("gce", dict(exponent=0)), ("gce", dict(exponent=1)), ("truncated_gce", dict(threshold=0.1)),
+NAMES = [name for name in LOSSES if name != "ce"]  # which is PyTorch's own
+OTHERS = [("tce", dict(alpha=1.0)), ("tce", dict(alpha=0.5)), ("gce", dict(exponent=0)), ("gce", dict(exponent=1)), ("truncated_gce", dict(threshold=0.1)),
           ("phuber", dict(tau=10)), ("taylor", dict(order=6)), ("focal", dict(gamma=0.5)), ("nfl", dict(gamma=2)),
           ("rce", dict(log_zero=math.log(1e-4))), ("sce", dict(alpha=6, beta=0.1)),
           ("nce_rce", dict(alpha=10, beta=0.1)), ("nce_mae", dict(alpha=10)), ("js", dict(pi=0.3)),
@@ -68,8 +67,10 @@ def costs(name, q, **settings):
     def huber(x, tau): return -math.log(x) if x > 1 / tau else math.log(tau) + 1 - tau * x
     t1, gce, k = get("t1", 0.8), get("exponent", 0.7), get("threshold", 0.5)
     soft, hard = get("beta", 0.95), get("beta", 0.8)
+    def tce(x): return boxcox(-math.log(x), get("alpha", 1.5))
     bregman = (1 - sum(x ** (2 - t1) for x in q)) / (2 - t1)
     return {
+        "tce": lambda i: tce(q[i]), "ntce": lambda i: (1 + math.log(len(q))) ** 1.5 * tce(q[i]),
         "gce": lambda i: box_cox(q[i], gce),
         "truncated_gce": lambda i: box_cox(max(q[i], k), gce),
         "phuber": lambda i: huber(q[i], get("tau", 2)),
@@ -93,6 +94,7 @@ def distance(name, p, q, **settings):
     get = settings.get
     def kl(a, b): return sum(x * math.log(x / y) for x, y in zip(a, b) if x > 0)
     rce = -sum(x * (max(math.log(y), get("log_zero", -4)) if y else get("log_zero", -4)) for x, y in zip(q, p))
+    if name in ("mse", "mae"): return sum(abs(x - y) ** (2 if name == "mse" else 1) for x, y in zip(p, q))
     if name == "rce": return rce
     if name in ("sce", "nce_rce"): return get("beta", 1) * rce
     if name == "nce_mae": return get("beta", 1) * sum(abs(x - y) for x, y in zip(p, q)) / 2
@@ -112,11 +114,11 @@ def by_equation(name, **settings):
     return each
 
 
-@pytest.mark.parametrize("option, value", [("reduction", "None"), ("label_smoothing", 5.0), ("ignore_index", 0.5)])
+@pytest.mark.parametrize("option, value", [("reduction", "None"), ("label_smoothing", 5.0)])
 def test_an_option_that_is_set_later_is_checked_too(option, value):
     loss = get_loss("gce")
     setattr(loss, option, value)
-    with pytest.raises((ValueError, TypeError), match=f"{option}: got {value!r}, expected"):
+    with pytest.raises(ValueError, match=f"{option}: got {value!r}, expected"):
         loss(torch.randn(3, 5), torch.tensor([0, 1, 2]))
 
 
@@ -262,22 +264,44 @@ def test_function_transforms(name, soft):
     assert_close(torch.func.vmap(torch.func.grad(loss))(logits, target), whole)
 
 
-@pytest.mark.parametrize("name", ["gce", "rce", "forward"])  # three ways to read a label
-def test_bad_input_is_named(name):
-    logits, target = example((4, 5), soft=False)
-    loss = build(name)
-    for arguments, kind, message in [
-            ((logits, target + 5), IndexError, "target: got class "),
-            ((logits, target[:3]), ValueError, "target: got shape (3,)"),
-            ((logits, target.float()), TypeError, "target: got torch.float32"),
-            ((logits.long(), target), TypeError, "input: got torch.int64")]:
-        with pytest.raises(kind) as error: loss(*arguments)
-        assert str(error.value).startswith(message)
-    with pytest.raises(ValueError, match="^weight: got 4 weights"):
-        build(name, weight=torch.ones(4))(logits, target)
+LOGITS, LABELS = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
+FUNCTIONS = {"tce": tamed_cross_entropy, "mse": softmax_mse, "mae": softmax_mae}
+
+
+@pytest.mark.parametrize("arguments, kind, message", [
+    (dict(reduction="avg"), ValueError, "reduction: got 'avg', expected 'none', 'mean' or 'sum'"),
+    (dict(label_smoothing=1.5), ValueError, "label_smoothing: got 1.5, expected a number from 0 to 1"),
+    (dict(label_smoothing="a"), TypeError, "label_smoothing: got 'a'"),
+    (dict(weight=[1.0] * 5), TypeError, "weight: got list"),
+    (dict(weight=torch.ones(4)), ValueError, "weight: got 4 weights, expected one for each of the input's 5"),
+    (dict(weight=torch.ones(5, dtype=int)), TypeError, "weight: got torch.int64"),
+    (dict(weight=torch.ones(1, 5)), TypeError, "weight: got torch.float32 of shape (1, 5)"),
+    (dict(target=LABELS.float()), TypeError, "target: got torch.float32, expected int64"),
+    (dict(target=LABELS[:3]), ValueError, "target: got shape (3,), expected (4,) (indices) or (4, 5)"),
+    (dict(target=LABELS[:, None]), ValueError, "target: got shape (4, 1)"),
+    (dict(target=LOGITS.long()), TypeError, "target: got torch.int64 of shape (4, 5)"),
+    (dict(target=LOGITS.softmax(1), ignore_index=2), ValueError, "ignore_index: got 2"),
+    (dict(target=[0, 1, 2, 3]), TypeError, "target: got list"),
+    (dict(input=LOGITS.long()), TypeError, "input: got torch.int64"),
+])
+@pytest.mark.parametrize("name", ["tce", "mse", "mae", "gce", "rce", "forward"])
+def test_bad_input_is_named(name, arguments, kind, message):
+    fine = {"input": LOGITS, "target": LABELS}
+    options = {name: value for name, value in arguments.items() if name not in fine}
+    with pytest.raises(kind) as error: build(name, **options)(**{name: arguments.get(name, fine[name]) for name in fine})
+    assert str(error.value).startswith(message)
+    if name in FUNCTIONS:
+        with pytest.raises(kind): FUNCTIONS[name](**{**fine, **arguments})
+
+
+@each_loss
+def test_a_label_out_of_range_is_torchs_to_tell(name):
+    for target in (LABELS + 2, LABELS - 1):
+        with pytest.raises((IndexError, RuntimeError), match="out of (bounds|range)"): build(name)(LOGITS, target)
 
 
 @pytest.mark.parametrize("name, setting, bad, allowed", [
+    ("tce", "alpha", [-0.1, math.nan, math.inf, True, "1.5", None], "a finite number >= 0"),
     ("gce", "exponent", [-0.1, 1.1, math.nan, True, "a", None], "a number from 0 to 1"),
     ("truncated_gce", "exponent", [2], "a number from 0 to 1"),
     ("truncated_gce", "threshold", [-1, 1.5], "a number from 0 to 1"),
@@ -285,7 +309,7 @@ def test_bad_input_is_named(name):
     ("taylor", "order", [0, -1, 1.5, True, "2"], "an int >= 1"),
     ("focal", "gamma", [-1, math.inf], "a finite number >= 0"),
     ("nfl", "gamma", [-1], "a finite number >= 0"),
-    ("rce", "log_zero", [0, 1, -math.inf], "a number above -inf and below 0"),
+    ("rce", "log_zero", [0, 1, -math.inf], "a number above -80 and below 0"),
     ("sce", "alpha", [-1, math.nan], "a finite number >= 0"),
     ("sce", "beta", [-1], "a finite number >= 0"),
     ("nce_rce", "beta", [-1], "a finite number >= 0"),
@@ -310,15 +334,9 @@ def test_any_real_number_is_a_setting_and_class_weights_are_none():
 
 @pytest.mark.parametrize("transition, message", [
     (None, "got NoneType"), (torch.ones(2, 3) / 3, r"got shape \(2, 3\)"),  # more of them in test_noise
-    (torch.full((2, 2), 0.4995).half(), "got row 0 with the smallest entry 0.49.* and the sum 0.99.*, expected"),
 ])
 def test_bad_transitions_are_named(transition, message):
     with pytest.raises((TypeError, ValueError), match=f"^transition: {message}"): ForwardCorrectedLoss(transition)
-
-
-def test_a_transition_of_another_size_is_named():
-    with pytest.raises(ValueError, match="^input: got 4 classes, expected 5, as in transition"):
-        build("forward")(torch.randn(2, 4), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("matrix", [[[1, 0], [0, 1]], np.eye(2), torch.eye(2).long(), [[0.33333, 0.66666], [0, 1]]], ids=str)
@@ -327,7 +345,7 @@ def test_noise_and_its_correction_take_the_same_matrices(matrix):
     assert ForwardCorrectedLoss(matrix)(torch.randn(2, 2), torch.tensor([0, 1])).isfinite()
 
 
-@pytest.mark.parametrize("name, settings", [("rce", dict(log_zero=-104)), ("sce", dict(log_zero=-200)), ("phuber", dict(tau=1e39))])
+@pytest.mark.parametrize("name, settings", [("rce", dict(log_zero=-79)), ("sce", dict(log_zero=-79)), ("phuber", dict(tau=1e39))])
 def test_every_allowed_setting_is_finite(name, settings):
     logits = torch.tensor([[50.0, 0.0, -50.0], [1.0, 0.0, 0.0]], requires_grad=True)
     for target in (torch.tensor([2, 0]), torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])):
