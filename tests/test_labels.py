@@ -164,7 +164,7 @@ def test_bad_input_is_named(call, message):
 
 
 def test_a_record_says_what_the_network_says(tmp_path):
-    from tce_nb.report.results import average_precision, record_confidence, record_precision, score_record
+    from tce_nb.report.results import average_precision, record_confidence, record_precision
     from tce_nb.run.config import preset
     from tce_nb.run.data import Images
     from tce_nb.run.records import make_record, read_record, write_record
@@ -173,11 +173,12 @@ def test_a_record_says_what_the_network_says(tmp_path):
     record, task = read_record(write_record(make_record(run), tmp_path)), run.task
     def logits(images): return predict(run.net, Images(images, task.mean, task.std))
     exact = score_predictions(logits(task.data.test_images), task.data.test_labels, bins=20)
-    scores = score_record(record)
-    assert [*scores] == [*exact]
-    for name in ("accuracy", "nll", "brier", "adaptive_ece", "risk_area"):  # each group is one image
-        assert scores[name] == pytest.approx(exact[name], abs=1e-5)
-    assert len(record_confidence(record)[0]) == len(task.data.test_labels)
+    confidence, correct = record_confidence(record)  # each group is one image
+    scores = {name: record["history"][f"test_{name}"][-1] for name in ("accuracy", "nll")} | dict(
+        brier=record["end"]["brier"], adaptive_ece=adaptive_calibration_error(confidence, correct, bins=20),
+        risk_area=risk_area(confidence, correct))
+    for name, score in scores.items(): assert score == pytest.approx(exact[name], abs=1e-5)
+    assert len(confidence) == len(task.data.test_labels)
     for part, index in (("train", task.kept), ("held", task.held)):
         weights = label_weights(logits(task.data.train_images[index]), task.noisy.labels[index], alpha=1)
         expected = average_precision((100 * weights).long(), task.noisy.wrong[index])  # in the record's bins

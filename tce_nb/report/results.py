@@ -17,8 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..arguments import describe, refuse
-from ..labels import adaptive_calibration_error, risk_area
+from ..arguments import refuse
 from .paper import (
     DEFAULT, FIG3, THRESHOLDS, TITLES, in_order, method_label, paper_numbers)
 from ..run.config import Config
@@ -33,13 +32,13 @@ class Gain:
     "A mean difference over common seeds, with its 95% interval if known"
     points: float
     n: int = 1  # seeds
-    low: Any = None  # a number, or None with one seed
-    high: Any = None
+    low: float = math.nan  # unknown with one seed
+    high: float = math.nan
 
     @property
     def significant(self) -> bool:
         "Whether the interval excludes zero"
-        return self.low is not None and (self.low > 0 or self.high < 0)
+        return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
         point, *ends = _rounded(self)
@@ -59,16 +58,14 @@ def signed(value: float, digits: int = 1) -> str:
     return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−")
 
 def _decimals(spread: float) -> int:
-    "How many decimals a number with this uncertainty carries"
-    return 2 if spread < 0.1 else 1 if spread < 10 else 0
+    "How many decimals a number with this uncertainty carries; 1 if unknown"
+    return 2 if spread < 0.1 else 0 if spread >= 10 else 1
 
 def _rounded(found: Gain) -> list[str]:
     "A gain and, if it has them, the ends of its interval"
-    if found.low is None:
-        return [signed(found.points)]
     digits = _decimals((found.high - found.low) / 2)
     return [signed(value, digits) for value in
-            (found.points, found.low, found.high)]
+            (found.points, found.low, found.high) if not math.isnan(value)]
 
 # %% ../../nbs/report/01_results.ipynb #d1b00004
 def gain(
@@ -78,54 +75,43 @@ def gain(
 ) -> Optional[Gain]:  # None without a common seed
     "The mean difference over common seeds, in points, and its 95% interval"
     from scipy import stats  # slow to import, rarely needed
-    _check_scales(first, second)
     points = (_by_seed(first, reading) - _by_seed(second, reading)).dropna()
-    mean, spread, n = float(points.mean()), points.std(), len(points)
-    if n == 0:
+    if points.empty:
         return None
-    if n == 1 or spread < 1e-9:
+    mean, n = float(points.mean()), len(points)
+    half = float(stats.t.ppf(0.975, n - 1) * points.sem())
+    if not half > 1e-9:  # one seed, or a tie
         return Gain(mean, n)
-    half = float(stats.t.ppf(0.975, n - 1) * spread) / math.sqrt(n)
     return Gain(mean, n, mean - half, mean + half)
 
 # %% ../../nbs/report/01_results.ipynb #e1b00006
 def _by_seed(runs, reading: str = "selected") -> pd.Series:
-    "The accuracy of runs in percent, by seed"
+    "The accuracy of the runs of a cell in percent, by scale and seed"
     if isinstance(runs, pd.DataFrame):
-        runs = 100 * runs.set_index("seed")[reading].astype(float)
+        runs = 100 * runs.set_index(["scale", "seed"])[reading].astype(float)
     if runs.index.has_duplicates:
         refuse(ValueError, "runs", "several with one seed",
                "those of one cell")
     return runs
-
-def _check_scales(*parts) -> None:
-    "Raise an error if these runs are of several scales"
-    scales = {scale for runs in parts if isinstance(runs, pd.DataFrame)
-              for scale in runs.scale}
-    if len(scales) > 1:
-        refuse(ValueError, "runs", f"the scales {', '.join(sorted(scales))}",
-               "those of one scale")
 
 # %% ../../nbs/report/01_results.ipynb #b1447c92
 SCALES = ("paper", "short", "few", "cpu")
 
 def _shown(column: pd.DataFrame) -> pd.DataFrame:
     "The runs of a column that count: those that compare the most losses"
-    parts = []
-    for scale in [*SCALES, *set(column.scale) - {*SCALES}]:
-        runs = column[column.scale == scale]
-        full = runs[runs.hold_out == 0]
-        held = runs[(runs.hold_out > 0) & runs.hold_out_noisy.astype(bool)]
-        parts += [full, held] if scale in ("paper", "cpu") else [held, full]
-    parts = [_one_version(part) for part in parts if len(part)]
-    return max(parts, key=_compared, default=column[:0])
+    fair = column[column.hold_out_noisy.astype(bool) | (column.hold_out == 0)]
+    parts = [_one_version(runs) for _, runs in fair.groupby(
+        [fair.scale, fair.hold_out > 0])]
+    return max(parts, key=_rank, default=column[:0])
 
-def _compared(runs: pd.DataFrame) -> float:
-    "How many exponents are compared with CE; the paper's scale beats all"
+def _rank(runs: pd.DataFrame) -> tuple:
+    "How much some runs compare, and their place where others do as much"
+    scale, held = runs.scale.iloc[0], runs.hold_out.iloc[0] > 0
     tamed = runs.method[runs.method.str.startswith("tce:")].nunique()
-    if not tamed or not (runs.method == "ce").any():
-        return 0
-    return math.inf if (runs.scale == "paper").all() else tamed
+    compared = tamed * (runs.method == "ce").any()
+    return (compared > 0 and scale == "paper", compared,
+            -[*SCALES, scale].index(scale),
+            held != (scale in ("paper", "cpu")))
 
 def _one_version(runs: pd.DataFrame) -> pd.DataFrame:
     "Runs on the most common version of their data, each seed once"
@@ -142,12 +128,12 @@ def reported_runs(
     scale: Optional[str] = None,  # default: the one shown, column by column
 ) -> pd.DataFrame:
     "The runs that tables and figures show, of every loss"
-    asked = dict(dataset=dataset, eta=eta, noise=noise,
-                 scale=SCALES if scale is None else scale)
+    asked: dict[str, Any] = dict(dataset=dataset, eta=eta, noise=noise,
+                                 scale=scale or SCALES)
     for name, value in asked.items():
         if isinstance(value, (str, float, int)):
-            frame = frame[frame[name] == value]
-        elif value is not None:
+            value = [value]
+        if value is not None:
             frame = frame[frame[name].isin([*value])]
     parts = [_shown(column) for _, column in frame.groupby(
         ["dataset", "eta", "noise"], sort=False)]
@@ -202,11 +188,10 @@ _MEASURES = ("scale", "size", "mean", "std", "n", "last", "diverged",
 
 def _measured(runs: pd.DataFrame, than: pd.DataFrame) -> tuple:
     "The measures of a cell, and of its gain over other runs"
-    _check_scales(runs)
-    accuracy = _by_seed(runs)
-    found = Gain(math.nan, 0)
+    accuracy, found = _by_seed(runs), None
     if set(runs.name) != set(than.name) and (learned(runs) or learned(than)):
-        found = gain(runs, than) or found
+        found = gain(runs, than)
+    found = found or Gain(math.nan, 0)
     return (
         runs.scale.iloc[0], size_text(runs), accuracy.mean(), accuracy.std(),
         int(accuracy.count()), 100 * runs["last"].astype(float).mean(),
@@ -238,7 +223,7 @@ def accuracy_table(
     return table.assign(**whole, **sure)
 
 # %% ../../nbs/report/01_results.ipynb #c5e0991a
-def _accuracy_text(row: pd.Series) -> str:
+def accuracy_text(row: pd.Series) -> str:
     "Mean, standard deviation and seeds of a cell"
     if not row.n:
         return "diverged" if row.diverged else "–"
@@ -248,32 +233,28 @@ def _accuracy_text(row: pd.Series) -> str:
     error = math.sqrt(row["mean"] * (100 - row["mean"]) / row.tested_on)
     return f"{row['mean']:.{_decimals(error)}f} (1)"
 
-def _gain_texts(row: pd.Series) -> list[str]:
+def gain_texts(row: pd.Series) -> list[str]:
     "The gain of a cell, bold if it is significant, and its interval"
     if math.isnan(row.gain):
-        return []
-    ends = [None, None] if pd.isna(row.low) else [row.low, row.high]
-    point, *span = str(Gain(row.gain, row.pairs, *ends)).split(" ", 1)
-    return [f"**{point}**" if row.significant else point, *span]
+        return ["–"]
+    found = Gain(row.gain, row.pairs, row.low, row.high)
+    point, *span = str(found).split(" ", 1)
+    return [f"**{point}**" if found.significant else point, *span]
 
 # %% ../../nbs/report/01_results.ipynb #c5e0991b
 def _entry(row: pd.Series) -> str:
     "A cell: ours, at the last epoch, its gain, and the paper's"
-    lines = [_accuracy_text(row)]
-    if row.n and not math.isnan(row["last"]):
+    lines = [accuracy_text(row)]
+    if row.n:
         lines.append(f"last {row['last']:.1f}")
-    lines += _gain_texts(row)
+    if not math.isnan(row.gain):
+        lines += gain_texts(row)
     if "paper" in row:
-        lines.append(_paper_text(row))
+        paper = "–" if math.isnan(row.paper) else f"{row.paper:.2f}"
+        if not math.isnan(row.paper_gain):
+            paper += f" ({signed(row.paper_gain, 2)})"
+        lines.append(f"*{paper}*")
     return "<br>".join(lines)
-
-def _paper_text(row: pd.Series) -> str:
-    "The paper's accuracy and gain in a cell"
-    if math.isnan(row.paper):
-        return "*–*"
-    if math.isnan(row.paper_gain):
-        return f"*{row.paper:.2f}*"
-    return f"*{row.paper:.2f} ({signed(row.paper_gain, 2)})*"
 
 # %% ../../nbs/report/01_results.ipynb #fd7646b1
 def markdown_table(
@@ -308,16 +289,16 @@ def table_markdown(
     columns: Iterable[str] = ("dataset", "eta"),  # what makes a column
 ) -> str:
     "A numbered table as MyST Markdown, a row for each loss"
-    columns = [*columns]
-    heads, rows = ["loss"], {method: [method_label(method).replace(
-        " = ", "&nbsp;=&nbsp;")] for method in in_order(table.method)}
-    for _, part in table.groupby(columns, sort=False):
-        values = [_head(name, part[name].iloc[0]) for name in columns]
+    heads, cells = [], {}
+    for key, part in table.groupby([*columns], sort=False):
+        values = map(_head, columns, key)
         heads.append("<br>".join([*values, *part["size"].dropna().unique()]))
-        cells = {row.method: _entry(row) for _, row in part.iterrows()}
-        for method, row in rows.items():
-            row.append(cells.get(method, "–"))
-    return numbered_table(caption, name, heads, rows.values())
+        cells[heads[-1]] = part.set_index("method").apply(_entry, axis=1)
+    rows = pd.DataFrame(cells).fillna("–")
+    labels = {method: method_label(method).replace(" = ", "&nbsp;=&nbsp;")
+              for method in in_order(table.method)}
+    return numbered_table(caption, name, ["loss", *heads], [
+        [label, *rows.loc[method]] for method, label in labels.items()])
 
 def _head(field: str, value: Any) -> str:
     "A value of a column as its heading says it"
@@ -342,6 +323,26 @@ def at_all_rates(
         ["dataset", "eta", "noise", "lr", "method", "seed"])
 
 # %% ../../nbs/report/01_results.ipynb #e1b00012
+def best_rates(
+    frame: pd.DataFrame,    # from `gather`
+    history: pd.DataFrame,  # from `histories`
+    runs: pd.DataFrame,     # of one column, from `at_all_rates`
+) -> dict[str, float]:  # by loss
+    "The learning rate of each loss with the best validation accuracy"
+    best = history.groupby("name").val_accuracy.max().astype(float)
+    held = frame[frame.cell.isin(runs.cell) & (frame.hold_out > 0)
+                 & frame.hold_out_noisy.astype(bool)]
+    held = held.assign(valid=held.name.map(best))
+    return {m: _best_rate(part) for m, part in held.groupby("method")}
+
+def _best_rate(held: pd.DataFrame) -> float:
+    "The learning rate of the best mean, on the seeds that all rates have"
+    by_rate = held.pivot_table("valid", "seed", "lr", dropna=False)
+    common = by_rate.dropna()
+    by_rate = common if len(common) else by_rate
+    return by_rate.mean().fillna(0).idxmax()
+
+# %% ../../nbs/report/01_results.ipynb #e1b00013
 def best_rate_table(
     frame: pd.DataFrame,    # from `gather`
     history: pd.DataFrame,  # from `histories`
@@ -349,43 +350,11 @@ def best_rate_table(
 ) -> pd.DataFrame:  # a row for each loss: `lr`, all rates `tried`, ...
     "Each loss at its rate of best validation accuracy, and its gain over CE"
     runs = at_all_rates(frame, runs)
-    best = history.groupby("name").val_accuracy.max().astype(float)
-    held = frame[frame.cell.isin(runs.cell) & (frame.hold_out > 0)
-                 & frame.hold_out_noisy.astype(bool)]
-    held = held.assign(valid=held.name.map(best))
-    unknown = set(runs.method) - set(held.method)
-    if unknown:
-        refuse(ValueError, "runs", f"no hold-out run of {min(unknown)}",
-               "one of every loss")
-    rate = {m: _best_rate(part) for m, part in held.groupby("method")}
+    chosen = runs[runs.lr == runs.method.map(best_rates(frame, history, runs))]
+    table = cell_table(chosen, ["lr"], chosen[chosen.method == "ce"])
     tried = runs.groupby("method").lr.unique().map(sorted)
-    chosen = runs[runs.lr == runs.method.map(rate)]
-    table = cell_table(chosen, ["lr"],
-                       baseline=chosen[chosen.method == "ce"])
     return table.assign(tried=table.method.map(tried)).set_index(
         "method", drop=False).loc[in_order(table.method)]
-
-# %% ../../nbs/report/01_results.ipynb #e1b00013
-def _best_rate(held: pd.DataFrame) -> float:
-    "The learning rate of the best mean validation accuracy, on equal seeds"
-    by_rate = held.pivot_table("valid", "seed", "lr", dropna=False)
-    common = by_rate.dropna()
-    by_rate = common if len(common) else by_rate
-    return by_rate.mean().fillna(0).idxmax()
-
-def best_rate_markdown(
-    table: pd.DataFrame,  # from `best_rate_table`
-    caption: str,
-    name: str,            # for references
-) -> str:
-    "A numbered table with a row for each loss, its learning rate in a column"
-    rows = [[method_label(row.method), f"{row.lr:g}",
-             ", ".join(f"{lr:g}" for lr in row.tried), _accuracy_text(row),
-             f"{row['last']:.1f}", " ".join(_gain_texts(row)) or "–"]
-            for _, row in table.iterrows()]
-    return numbered_table(caption, name, [
-        "loss", "learning rate", "rates tried", "accuracy", "last epoch",
-        "gain over CE"], rows)
 
 # %% ../../nbs/report/01_results.ipynb #c838a9a3
 def curves(
@@ -522,10 +491,10 @@ def readme_table(
     "CE, TCE and the gain in the main columns as Markdown, with the scale"
     table = pd.concat([accuracy_table(frame, which)
                        for which in ("table1", "table2")])
-    at = table[table.n > 0].set_index(["dataset", "eta", "method"])
-    rows = [_readme_row(key, at.loc[(*key, "ce")], at.loc[(*key, DEFAULT)])
-            for key in _README
-            if (*key, DEFAULT) in at.index and (*key, "ce") in at.index]
+    plain, tamed = (table[(table.method == method) & (table.n > 0)].set_index(
+        ["dataset", "eta"]) for method in ("ce", DEFAULT))
+    rows = [_readme_row(key, plain.loc[key], tamed.loc[key])
+            for key in _README if key in plain.index and key in tamed.index]
     head = ["data, labels drawn at random", "our scale", "CE",
             method_label(DEFAULT), "gain", "the paper's gain"]
     return "\n\n".join([markdown_table(head, rows, True),
@@ -548,8 +517,8 @@ def _readme_row(key: tuple, plain: pd.Series, tamed: pd.Series) -> list[str]:
     "A line of the README's table"
     dataset, eta = key
     return [f"{TITLES[dataset]}, {eta:.0%}", tamed["size"],
-            _accuracy_text(plain), _accuracy_text(tamed),
-            " ".join(_gain_texts(tamed)) or "–", signed(tamed.paper_gain)]
+            accuracy_text(plain), accuracy_text(tamed),
+            " ".join(gain_texts(tamed)), signed(tamed.paper_gain)]
 
 # %% ../../nbs/report/01_results.ipynb #e1b00016
 BENCH_EPOCH = "TCE / CE epoch of the trainer"  # the row that a claim reads
@@ -560,50 +529,24 @@ def read_bench() -> Optional[dict[str, Any]]:
     return json.loads(path.read_text()) if path.exists() else None
 
 # %% ../../nbs/report/01_results.ipynb #aa662d7e
-def _end(record: dict) -> dict[str, Any]:
-    "What a record says of the network of its last epoch"
-    if not record["end"]:
-        refuse(ValueError, "record", f"{record['name']}, which diverged or "
-               "was not examined at its end", "one that was")
-    return record["end"]
-
 def record_confidence(
-    record: dict,
+    record: dict,  # with an `end`
 ) -> tuple[Tensor, Tensor]:  # confidence, accuracy; of each image's group
     "Confidence and success on the test images of a recorded run"
-    test = _end(record)["test"]
-    size = torch.tensor(test["size"])
-    confidence, accuracy = (
-        torch.tensor(test[name], dtype=torch.float64).repeat_interleave(size)
-        for name in ("confidence", "accuracy"))
-    return confidence, accuracy
-
-# %% ../../nbs/report/01_results.ipynb #bf265c27
-def score_record(
-    record: dict,
-) -> dict[str, float]:
-    "The scores of a recorded run's last epoch against clean test labels"
-    confidence, correct = record_confidence(record)
-    last = {name: column[-1] for name, column in record["history"].items()}
-    adaptive = adaptive_calibration_error(confidence, correct, bins=20)
-    return dict(
-        accuracy=last["test_accuracy"], nll=last["test_nll"],
-        brier=record["end"]["brier"], ece=last["test_ece"],
-        adaptive_ece=adaptive, risk_area=risk_area(confidence, correct))
+    test = record["end"]["test"]
+    confidence, accuracy = (np.repeat(test[name], test["size"])
+                            for name in ("confidence", "accuracy"))
+    return torch.from_numpy(confidence), torch.from_numpy(accuracy)
 
 # %% ../../nbs/report/01_results.ipynb #ad64ee5d
 def average_precision(
     weight: Tensor,  # of each label, or of a bin of labels
     wrong: Tensor,   # which of them are wrong
     count: Optional[Tensor] = None,  # how many labels each stands for
-) -> float:
+) -> float:  # nan if none is wrong
     "Mean precision over the wrong labels, the smallest weights first"
     from sklearn.metrics import average_precision_score
-    if wrong.dtype != torch.bool or wrong.shape != weight.shape:
-        refuse(ValueError, "wrong", describe(wrong),
-               f"torch.bool of shape {tuple(weight.shape)}")
-    if count is None:
-        count = torch.ones_like(weight)
+    count = torch.ones_like(weight) if count is None else count
     if not (wrong & (count > 0)).any():
         return math.nan
     truth, doubt, times = (value.cpu().numpy() for value in
@@ -612,11 +555,11 @@ def average_precision(
 
 # %% ../../nbs/report/01_results.ipynb #ac73e9db
 def record_precision(
-    record: dict,
+    record: dict,         # with an `end`
     part: str = "train",  # or "held"
-) -> float:
+) -> float:  # nan if the record does not have it
     "Average precision of a recorded network's order of suspicion"
-    counts = _end(record)["labels"].get(part)
+    counts = record["end"]["labels"].get(part)
     if counts is None:
         return math.nan
     clean, wrong = (torch.tensor(counts[key]) for key in ("clean", "wrong"))
