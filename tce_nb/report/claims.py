@@ -58,7 +58,8 @@ def verdict(
 ) -> str:
     "What the outcomes of its comparisons say of a claim"
     total, way = len(outcomes), sum(towards for towards, _ in outcomes)
-    agree, against = outcomes.count((True, True)), outcomes.count((False, True))
+    agree, against = (outcomes.count((is_so, True))
+                      for is_so in (True, False))
     tested = sum(clear is not None for _, clear in outcomes)
     supported, mostly, contradicted, undecided = VERDICTS
     if 2 * way <= total and against:
@@ -188,8 +189,9 @@ def compare(
     scale: str,  # or "printed"
 ) -> Optional[Gain]:
     "What the runs of a scale say of a comparison, if anything"
-    ends: list[Any] = [end if isinstance(end, float) else
-                       evidence.get((scale, *end)) for end in comparison.ends()]
+    ends: list[Any] = [
+        end if isinstance(end, float) else evidence.get((scale, *end))
+        for end in comparison.ends()]
     cells = [end for end in ends if not isinstance(end, float)]
     if not cells or any(cell is None for cell in cells):
         return None
