@@ -17,12 +17,8 @@ from torch import Tensor
 __all__ = []
 
 # %% ../nbs/use/06_arguments.ipynb #009b2317
-def refuse(
-    kind: type[Exception],
-    name: str,      # of the argument
-    got: Any,       # what was given, in words
-    expected: str,  # what is allowed
-) -> NoReturn:
+def refuse(kind: type[Exception], name: str, got: Any, expected: Any
+           ) -> NoReturn:
     "Raise an error that names the argument, its value and what is allowed"
     raise kind(f"{name}: got {got}, expected {expected}")
 
@@ -32,27 +28,17 @@ def describe(value: Any) -> str:
     return f"{value.dtype} of shape {tuple(value.shape)}"
 
 # %% ../nbs/use/06_arguments.ipynb #daa39ffa
-def unknown(
-    what: str,   # the kind of thing, or the argument's name
-    value: Any,  # what was given
-    known: Iterable[str],
-) -> str:
+def unknown(what: str, value: Any, known: Iterable[str]) -> str:
     "The message that refuses a word and names the nearest known one"
     known = list(map(str, known))
-    near = difflib.get_close_matches(
-        str(value).lower(), known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(value).lower(), known, 1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{what}: got {value!r}, expected one of {', '.join(known)}{hint}"
 
 # %% ../nbs/use/06_arguments.ipynb #69bf37e2
-def check_number(
-    name: str,  # of the argument
-    value: Any,
-    low: float = 0.0,
-    high: float = math.inf,
-    open: bool = False,  # the ends do not count
-) -> float:
-    "`value` as a float; refused unless it is a number in this range"
+def check_number(name: str, value: Any, low: float = 0.0,
+                 high: float = math.inf, open: bool = False) -> float:
+    "`value` as a float, if it is a number in this range, `open` or closed"
     real = isinstance(value, (float, Real)) and not isinstance(value, bool)
     if real and value < math.inf and (
             low < value < high if open else low <= value <= high):
@@ -64,16 +50,12 @@ def check_number(
     refuse(ValueError if real else TypeError, name, got, allowed)
 
 # %% ../nbs/use/06_arguments.ipynb #e12d3813
-def as_tensor(
-    name: str,  # of the argument
-    value: Any,
-    dtype: Optional[torch.dtype] = None,  # default: as given
-) -> Tensor:
+def as_tensor(name: str, value: Any, dtype: Optional[torch.dtype] = None
+              ) -> Tensor:
     "A tensor on the CPU, of a tensor, an array, a data frame or a list"
     try:
         if not isinstance(value, Tensor) and hasattr(value, "__array__"):
-            array = value.__array__()  # a copy, whatever its strides
-            value = array.astype(array.dtype.newbyteorder("="))
+            value = value.__array__().copy()  # whatever its strides
         return torch.as_tensor(value, dtype=dtype, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError):
         refuse(ValueError, name, describe(value),

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -64,18 +64,10 @@ def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
     return logits, labels
 
 # %% ../nbs/use/04_labels.ipynb #03b3528e
-def precision_recall(
-    order: Tensor,  # of suspicion, from `rank_labels`
-    wrong: Tensor,  # which labels are wrong
-    n: int,         # how many of the first are looked at
-) -> dict[str, float]:
+def precision_recall(order: Tensor, wrong: Tensor, n: int
+                     ) -> dict[str, float]:
     "How many of the first `n` are wrong, and how many of the wrong are there"
     order, wrong = as_tensor("order", order), as_tensor("wrong", wrong)
-    if order.dtype != torch.int64:
-        refuse(ValueError, "order", describe(order),
-               "indices from `rank_labels`")
-    if not 1 <= n <= len(order):
-        refuse(ValueError, "n", repr(n), f"an int from 1 to {len(order)}")
     found, total = int(wrong[order[:n]].sum()), int(wrong.sum())
     return dict(precision=found / n,
                 recall=found / total if total else math.nan)
@@ -146,11 +138,7 @@ def calibration_error(
     return sums.abs().sum() / len(gap)
 
 # %% ../nbs/use/04_labels.ipynb #0c7b52d9
-class _Bins(NamedTuple):
-    "A row for each bin; `pandas.DataFrame(bins._asdict())` is a table"
-    n: Tensor           # predictions in the bin
-    confidence: Tensor  # their mean confidence
-    accuracy: Tensor    # the share that is right
+_Bins = namedtuple("_Bins", "n confidence accuracy")  # a tensor each
 
 def reliability(
     confidence: Tensor,  # probability of the predicted class
@@ -168,36 +156,24 @@ def _ordered(confidence, correct) -> tuple[Tensor, Tensor]:
     "Most certain first; those of equal confidence share their success"
     confidence = as_tensor("confidence", confidence).double()
     correct = as_tensor("correct", correct).double()
-    for name, value in dict(confidence=confidence, correct=correct).items():
-        if value.dim() != 1 or not len(value) \
-                or value.shape != confidence.shape \
-                or not ((value >= 0) & (value <= 1)).all():
-            refuse(ValueError, name, describe(value),
-                   "a number from 0 to 1 for each prediction, at least one")
-    order = confidence.sort(descending=True, stable=True).indices
-    confidence, correct = confidence[order], correct[order]
+    confidence, order = confidence.sort(descending=True, stable=True)
     _, tie, count = confidence.unique_consecutive(
         return_inverse=True, return_counts=True)
-    mean = correct.new_zeros(len(count)).index_add(0, tie, correct) / count
-    return confidence, mean[tie]
+    mean = correct.new_zeros(len(count)).index_add(0, tie, correct[order])
+    return confidence, (mean / count)[tie]
 
 # %% ../nbs/use/04_labels.ipynb #2a8424b9
-def adaptive_calibration_error(
-    confidence: Tensor,  # probability of the predicted class
-    correct: Tensor,     # whether the prediction was right
-    bins: int = 15,      # of equal mass
-) -> float:
+def adaptive_calibration_error(confidence: Tensor, correct: Tensor,
+                               bins: int = 15) -> float:
     "The expected calibration error over bins of equal mass"
     table = reliability(confidence, correct, bins)
     gap = (table.confidence - table.accuracy).abs()
     return ((table.n * gap).sum() / table.n.sum()).item()
 
 # %% ../nbs/use/04_labels.ipynb #653675eb
-def risk_coverage(
-    confidence: Tensor,  # probability of the predicted class
-    correct: Tensor,     # whether the prediction was right
-) -> tuple[Tensor, Tensor]:  # coverage, risk; a point for each prediction
-    "The error among the most certain predictions, for every share of them"
+def risk_coverage(confidence: Tensor, correct: Tensor
+                  ) -> tuple[Tensor, Tensor]:
+    "Every coverage, and the error among the most certain at this coverage"
     _, correct = _ordered(confidence, correct)
     answered = torch.ones_like(correct).cumsum(0)
     return answered / len(correct), (1 - correct).cumsum(0) / answered

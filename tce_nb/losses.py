@@ -206,9 +206,8 @@ class TamedCrossEntropyLoss(CrossEntropyLoss):
         return f"alpha={self.alpha}" + ", normalize=True" * self.normalize
 
 # %% ../nbs/use/00_losses.ipynb #217ab195
-def _counts(
-    target: Tensor, weight: Optional[Tensor], ignore_index: int
-) -> Tensor:
+def _counts(target: Tensor, weight: Optional[Tensor], ignore_index: int
+            ) -> Tensor:
     "What each class index counts: the weight of its class, 0 where ignored"
     kept = target != ignore_index
     if weight is None: return kept
@@ -244,9 +243,8 @@ def _autocast(input: Tensor) -> Tensor:
             and torch.is_autocast_enabled(device): return _widen(input)
     return input
 
-def _result_dtype(
-    input: Tensor, target: Tensor, weight: Optional[Tensor]
-) -> torch.dtype:
+def _result_dtype(input: Tensor, target: Tensor, weight: Optional[Tensor]
+                  ) -> torch.dtype:
     "The logits' dtype; with probabilities, that of a product with them"
     if not _is_soft(input, target): return input.dtype
     factors = [x.dtype for x in (input, target, weight) if x is not None]

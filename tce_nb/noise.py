@@ -47,7 +47,7 @@ def uniform_including_true(
     seed: _Seed,       # an int or a CPU torch.Generator
 ) -> NoisyLabels:
     "Replace labels by a draw from all classes (the paper's noise)"
-    def draw(old, num_classes, generator):
+    def draw(old, generator):
         return torch.randint(num_classes, old.shape, generator=generator,
                              device="cpu")
     return _replace(labels, eta, num_classes, seed, draw)
@@ -60,11 +60,10 @@ def _replace(labels, eta: float, num_classes: int, seed: _Seed,
     "Replace `round(eta * n)` labels, chosen at random, by what `draw` gives"
     true = check_labels(labels, num_classes)
     n = round(check_number("eta", eta, 0, 1) * true.numel())
-    generator = _generator(seed)
-    noisy = true.flatten().clone()
+    generator, noisy = _generator(seed), true.flatten().clone()
     chosen = torch.randperm(len(noisy), generator=generator, device="cpu")[:n]
-    noisy[chosen] = draw(noisy[chosen], num_classes, generator)
-    touched = torch.zeros(len(noisy), dtype=torch.bool, device="cpu")
+    noisy[chosen] = draw(noisy[chosen], generator)
+    touched = torch.zeros_like(noisy, dtype=torch.bool)
     touched[chosen] = True
     return _as_given(labels, noisy, touched)
 
@@ -80,15 +79,13 @@ def check_labels(labels, num_classes: int) -> Tensor:
     "Class indices as int64 on the CPU, refused outside of the classes"
     if not isinstance(num_classes, Integral) or num_classes < 2:
         refuse(ValueError, "num_classes", repr(num_classes), "an int >= 2")
-    given = as_tensor("labels", labels)
-    if given.is_floating_point() or given.is_complex() \
-            or given.dtype == torch.bool:
-        refuse(TypeError, "labels", given.dtype, "integers")
-    labels = given.long()
+    labels = as_tensor("labels", labels)
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        refuse(TypeError, "labels", labels.dtype, "integers")
+    labels = labels.long()
     bad = labels[(labels < 0) | (labels >= num_classes)]
     if len(bad):
-        hint = (" (do they count from 1?)"
-                if labels.max() == num_classes else "")
+        hint = " (do they count from 1?)" * (max(bad) == num_classes)
         refuse(ValueError, "labels", f"class {bad[0].item()}",
                f"0 to {num_classes - 1}{hint}")
     if labels.shape[1:] == (num_classes,) and len(labels) > 1 \
@@ -117,7 +114,7 @@ def uniform_excluding_true(
     seed: _Seed,       # an int or a CPU torch.Generator
 ) -> NoisyLabels:
     "Replace labels by a draw from the other classes (symmetric noise)"
-    def draw(old, num_classes, generator):
+    def draw(old, generator):
         shift = torch.randint(1, num_classes, old.shape, generator=generator,
                               device="cpu")
         return (old + shift) % num_classes
@@ -144,8 +141,8 @@ def pair_flip(
     seed: _Seed,       # an int or a CPU torch.Generator
 ) -> NoisyLabels:
     "Replace labels by the next class, and the last class by the first"
-    def draw(old, num_classes, generator): return (old + 1) % num_classes
-    return _replace(labels, eta, num_classes, seed, draw)
+    return _replace(labels, eta, num_classes, seed,
+                    lambda old, generator: (old + 1) % num_classes)
 
 # %% ../nbs/use/03_noise.ipynb #2b6e318e
 def class_dependent(
@@ -166,8 +163,8 @@ def class_dependent(
                f"classes from 0 to {num_classes - 1}")
     mistaken = torch.arange(num_classes, device="cpu")
     for old, new in flips.items(): mistaken[old] = new
-    def draw(old, num_classes, generator): return mistaken[old]
-    return _replace(labels, eta, num_classes, seed, draw)
+    return _replace(labels, eta, num_classes, seed,
+                    lambda old, generator: mistaken[old])
 
 # %% ../nbs/use/03_noise.ipynb #dd0d308c
 CIFAR100_SUPER_CLASSES = [five.split() for five in """
@@ -211,12 +208,16 @@ def from_transition(
     noisy = _draw(rows, true.flatten(), _generator(seed))
     return _as_given(labels, noisy, torch.ones_like(true, dtype=torch.bool))
 
+def _rand(n: int, generator: torch.Generator) -> Tensor:
+    "Uniform numbers in 64 bits"
+    return torch.rand(n, generator=generator, device="cpu",
+                      dtype=torch.float64)
+
 def _draw(rows: Tensor, which: Tensor, generator: torch.Generator) -> Tensor:
     "A class from each of these rows, never one of probability 0"
     edges = rows.cumsum(1)
     edges = edges / edges[:, -1:]  # the last one is 1, to the bit
-    level = torch.rand(len(which), 1, generator=generator, device="cpu",
-                       dtype=torch.float64)
+    level = _rand(len(which), generator)[:, None]
     parts = zip(which.split(4096), level.split(4096))  # K numbers a label
     return torch.cat([(edges[row] <= part).sum(1) for row, part in parts])
 
@@ -232,24 +233,20 @@ def instance_dependent(
     true = check_labels(labels, num_classes)
     eta = check_number("eta", eta, 0, 1)
     pixels = as_tensor("images", images)
-    if true.dim() != 1 or pixels.dim() < 2 or len(pixels) != len(true) \
-            or not pixels.isfinite().all():
+    if true.dim() != 1 or pixels.dim() < 2 or len(pixels) != len(true):
         refuse(ValueError, "images", f"shape {tuple(pixels.shape)} for labels "
-               f"of shape {tuple(true.shape)}", "N x ... finite pixels and N")
-    pixels, generator = pixels.flatten(1), _generator(seed)
-    rates = _flip_rates(len(pixels), eta, generator)
-    touched = torch.rand(len(pixels), generator=generator, device="cpu",
-                         dtype=torch.float64) < rates
-    noisy = true.clone()
-    noisy[touched] = _lookalikes(pixels, true, touched, num_classes,
-                                 generator)
+               f"of shape {tuple(true.shape)}", "N x ... pixels and N labels")
+    generator, noisy = _generator(seed), true.clone()
+    rates = _flip_rates(len(true), eta, generator)
+    touched = _rand(len(true), generator) < rates
+    noisy[touched] = _lookalikes(pixels.flatten(1), true, touched,
+                                 num_classes, generator)
     return _as_given(labels, noisy, touched)
 
 # %% ../nbs/use/03_noise.ipynb #3486ca1a
 def _flip_rates(n: int, eta: float, generator: torch.Generator) -> Tensor:
     "Rates from a normal around `eta` of width 0.1, cut off at 0 and 1"
-    level = torch.rand(n, generator=generator, device="cpu",
-                       dtype=torch.float64)
+    level = _rand(n, generator)
     if eta == 0: return torch.zeros_like(level)
     low, high = torch.special.ndtr(level.new_tensor([-eta, 1 - eta]) / 0.1)
     rates = eta + 0.1 * torch.special.ndtri(low + level * (high - low))
@@ -287,50 +284,47 @@ def human(
     column: str,             # worse_label, noisy_label, ...
 ) -> NoisyLabels:
     "Labels that people gave, from a file whose true labels are these"
-    arrays = _read_arrays(Path(path))
+    arrays = _read_file(Path(path))
     for name in ("clean_label", column):
         if name not in arrays:
             raise ValueError(f"{path}: {unknown('column', name, arrays)}")
-    clean = as_tensor("clean_label", arrays["clean_label"]).flatten()
+    clean = as_tensor("clean_label", arrays["clean_label"]).flatten().long()
     classes = max([2, *(clean + 1).tolist()])
     true = check_labels(labels, classes)
     given = check_labels(arrays[column], classes)
-    if not torch.equal(true.flatten(), clean.long()) \
-            or given.numel() != len(clean):
+    if not torch.equal(true.flatten(), clean) or len(given) != len(clean):
         refuse(ValueError, "labels",
                f"{true.numel():,} that are not its clean_label",
                f"the {len(clean):,} of {path}, in the same order")
     return _as_given(labels, given, torch.ones_like(true, dtype=torch.bool))
 
 # %% ../nbs/use/03_noise.ipynb #7ad8f69e
-def _read_arrays(path: Path) -> Mapping:
-    "Named arrays from an .npz or .pt file, without running what is in it"
+def _read_file(path: Path):
+    "What an .npy, .npz or .pt file holds, without running what is in it"
     import numpy as np
     rebuild = np.empty(0).__reduce__()[0]  # its module moved with NumPy 2
     safe = [np.ndarray, np.dtype, *{type(np.dtype(c)) for c in "bBhHiIlLqQ"},
             (rebuild, "numpy.core.multiarray._reconstruct"),
             (rebuild, "numpy._core.multiarray._reconstruct")]
     try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file: return {**file}
+        if path.suffix in (".npy", ".npz"):
+            loaded = np.load(path, allow_pickle=False)
+            return {**loaded} if path.suffix == ".npz" else loaded
         with torch.serialization.safe_globals(safe):  # type: ignore
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
     except Exception as error:
         raise ValueError(
-            f"{path}: not a safe .npz or .pt file; if you trust it, convert "
-            f"it once: numpy.savez('{path.stem}.npz', "
+            f"{path}: not a safe .npy, .npz or .pt file; if you trust it, "
+            f"convert it once: numpy.savez('{path.stem}.npz', "
             f"**torch.load('{path}', weights_only=False))") from error
 
 # %% ../nbs/use/03_noise.ipynb #c2a50e0d
 NOISES: dict[str, Callable[..., NoisyLabels]] = {
-    "uniform_including_true": uniform_including_true,
-    "uniform_excluding_true": uniform_excluding_true,
-    "pair_flip": pair_flip,
-    "class_dependent": class_dependent,
-    "instance_dependent": instance_dependent,
-}
+    noise.__name__: noise for noise in (
+        uniform_including_true, uniform_excluding_true, pair_flip,
+        class_dependent, instance_dependent)}
 
 # %% ../nbs/use/03_noise.ipynb #cea94e9d
 def add_noise(
@@ -343,16 +337,18 @@ def add_noise(
     root: Union[str, Path] = ".",  # where a FILE without a folder is
 ) -> NoisyLabels:
     "Add the noise of this name to labels"
-    check_noise_name(noise)
+    check_noise_name(noise, eta)
     if noise == "instance_dependent":
         return instance_dependent(labels, eta, num_classes, seed, images)
     if noise in NOISES: return NOISES[noise](labels, eta, num_classes, seed)
-    check_all_or_none(noise, eta)
     if eta == 0: return uniform_including_true(labels, 0, num_classes, seed)
     kind, file, column = noise_file(noise) or ("", "", "")
-    if kind == "human": return human(Path(root)/file, labels, column)
-    return from_transition(
-        labels, _read_matrix(Path(root)/file, num_classes), seed)
+    path = Path(root)/file
+    if kind == "human": return human(path, labels, column)
+    matrix = as_matrix(_read_file(path), str(path))
+    if len(matrix) != num_classes:
+        refuse(ValueError, str(path), f"{len(matrix)} classes", num_classes)
+    return from_transition(labels, matrix, seed)
 
 # %% ../nbs/use/03_noise.ipynb #9895709d
 NOISE_FILES = {"human": "human:FILE#COLUMN", "transition": "transition:FILE"}
@@ -375,28 +371,13 @@ def bare_noise(noise: str) -> str:
     return f"{kind}:{file}#{column}" if column else f"{kind}:{file}"
 
 # %% ../nbs/use/03_noise.ipynb #e13d2037
-def check_noise_name(noise: str) -> None:
-    "Refuse a name that `add_noise` does not know, and name the nearest"
+def check_noise_name(noise: str, eta: float = 1) -> None:
+    "Refuse noise that `add_noise` does not know, or a part of a file's"
     kind, file, column = noise_file(noise) or ("", "", "")
     complete = file and (column or kind == "transition")
     if not (complete if kind else noise in NOISES):
-        raise ValueError(unknown("noise", noise, [*NOISES,
-                                                  *NOISE_FILES.values()]))
-
-def check_all_or_none(noise: str, eta: float) -> None:
-    "Refuse a part of the noise of a file"
-    if noise_file(noise) and eta not in (0, 1):
+        known = [*NOISES, *NOISE_FILES.values()]
+        raise ValueError(unknown("noise", noise, known))
+    if kind and eta not in (0, 1):
         refuse(ValueError, "eta", repr(eta), "1 to take the noise of "
                f"{noise} as it is, or 0 for none")
-
-def _read_matrix(path: Path, num_classes: int):
-    "A K x K matrix that `numpy.save` wrote"
-    import numpy as np
-    try: matrix = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError):
-        refuse(ValueError, "matrix", str(path), "a file of numpy.save with "
-               f"{num_classes} x {num_classes} numbers")
-    if np.shape(matrix) != (num_classes, num_classes):
-        refuse(ValueError, "matrix", f"shape {np.shape(matrix)} in {path}",
-               f"{num_classes} x {num_classes}")
-    return matrix

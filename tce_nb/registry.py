@@ -13,49 +13,40 @@ from typing import Any, Callable, Optional
 
 from torch import nn
 
+import tce_nb.robust_losses as robust
 from .arguments import describe, refuse, unknown
 from .losses import CrossEntropyLoss, TamedCrossEntropyLoss
-from tce_nb.robust_losses import (
-    BiTemperedLoss, FocalLoss, ForwardCorrectedLoss,
-    GeneralisedCrossEntropyLoss, HardBootstrapLoss, JensenShannonLoss,
-    NCEAndMAELoss, NCEAndRCELoss, NormalisedCrossEntropyLoss,
-    NormalisedFocalLoss, PartiallyHuberisedLoss, ReverseCrossEntropyLoss,
-    SmoothedCrossEntropyLoss, SoftBootstrapLoss, SoftmaxMAELoss,
-    SoftmaxMSELoss, SymmetricCrossEntropyLoss, TaylorCrossEntropyLoss,
-    TruncatedGCELoss)
 
 # %% auto #0
 __all__ = ['LOSSES', 'get_loss']
 
 # %% ../nbs/use/02_registry.ipynb #38eead6a
-_TAMED: dict[str, Callable[..., nn.Module]] = {
+LOSSES: dict[str, Callable[..., nn.Module]] = {
+    "ce": CrossEntropyLoss,
+    "mse": robust.SoftmaxMSELoss, "mae": robust.SoftmaxMAELoss,
     "tce": TamedCrossEntropyLoss,
     "ntce": partial(TamedCrossEntropyLoss, normalize=True),
-}
-LOSSES: dict[str, Callable[..., nn.Module]] = {
-    "ce": CrossEntropyLoss, "mse": SoftmaxMSELoss, "mae": SoftmaxMAELoss,
-    **_TAMED,
-    "gce": GeneralisedCrossEntropyLoss, "truncated_gce": TruncatedGCELoss,
-    "phuber": PartiallyHuberisedLoss, "taylor": TaylorCrossEntropyLoss,
-    "focal": FocalLoss, "nce": NormalisedCrossEntropyLoss,
-    "nfl": NormalisedFocalLoss, "rce": ReverseCrossEntropyLoss,
-    "sce": SymmetricCrossEntropyLoss, "nce_rce": NCEAndRCELoss,
-    "nce_mae": NCEAndMAELoss, "js": JensenShannonLoss,
-    "bitempered": BiTemperedLoss, "smoothing": SmoothedCrossEntropyLoss,
-    "bootstrap_soft": SoftBootstrapLoss, "bootstrap_hard": HardBootstrapLoss,
-    "forward": ForwardCorrectedLoss,
+    "gce": robust.GeneralisedCrossEntropyLoss,
+    "truncated_gce": robust.TruncatedGCELoss,
+    "phuber": robust.PartiallyHuberisedLoss,
+    "taylor": robust.TaylorCrossEntropyLoss, "focal": robust.FocalLoss,
+    "nce": robust.NormalisedCrossEntropyLoss,
+    "nfl": robust.NormalisedFocalLoss, "rce": robust.ReverseCrossEntropyLoss,
+    "sce": robust.SymmetricCrossEntropyLoss, "nce_rce": robust.NCEAndRCELoss,
+    "nce_mae": robust.NCEAndMAELoss, "js": robust.JensenShannonLoss,
+    "bitempered": robust.BiTemperedLoss,
+    "smoothing": robust.SmoothedCrossEntropyLoss,
+    "bootstrap_soft": robust.SoftBootstrapLoss,
+    "bootstrap_hard": robust.HardBootstrapLoss,
+    "forward": robust.ForwardCorrectedLoss,
 }
 
 # %% ../nbs/use/02_registry.ipynb #6e1b7d22
-def has_alpha(
-    name: str,  # as in `LOSSES`
-) -> bool:
-    "Whether a loss has a taming exponent"
-    return name in _TAMED
+def has_alpha(name: str) -> bool:
+    "Whether a loss of this name has a taming exponent"
+    return name in ("tce", "ntce")
 
-def split_loss(
-    word: str,  # such as "ce", "TCE:1.5" or "mine.py:MyLoss"
-) -> tuple[str, Optional[float]]:
+def split_loss(word: str) -> tuple[str, Optional[float]]:
     "The name of a loss in a word, and its `alpha` if the word has one"
     if loss_file(word): return str(word).strip(), None
     name, colon, alpha = str(word).strip().lower().partition(":")
@@ -64,11 +55,10 @@ def split_loss(
     if not colon: return name, None
     if not has_alpha(name):
         refuse(ValueError, "loss", repr(word), f"{name!r} alone: a number "
-               f"after the colon is the alpha of {' or '.join(_TAMED)}")
+               "after the colon is the alpha of tce or ntce")
     try: return name, float(alpha)
     except ValueError:
-        refuse(ValueError, "loss", repr(word),
-               f"a number after {name + ':'!r}")
+        refuse(ValueError, "loss", repr(word), f"a number after '{name}:'")
 
 # %% ../nbs/use/02_registry.ipynb #38eead69
 def get_loss(
@@ -79,11 +69,7 @@ def get_loss(
     own = loss_file(name)
     if own: return _own_loss(*own, kwargs)
     kind, alpha = split_loss(name)
-    if alpha is not None:
-        if "alpha" in kwargs:
-            refuse(TypeError, "alpha", f"{kwargs['alpha']!r} beside {name!r}",
-                   "one of the two")
-        kwargs["alpha"] = alpha
+    if alpha is not None: return LOSSES[kind](alpha=alpha, **kwargs)
     known = {argument: None for build in (LOSSES[kind], CrossEntropyLoss)
              for argument in inspect.signature(build).parameters
              if argument != "options"}
@@ -94,17 +80,13 @@ def get_loss(
     return LOSSES[kind](**kwargs)
 
 # %% ../nbs/use/02_registry.ipynb #6e1b7d25
-def loss_file(
-    name: str,  # as `get_loss` takes it
-) -> Optional[tuple[str, str]]:  # the file, and the name in it
+def loss_file(name: str) -> Optional[tuple[str, str]]:
     "The file and the name of a loss of your own, None for one of `LOSSES`"
     file, _, inside = str(name).strip().rpartition(":")
     own = file.endswith(".py") and inside.isidentifier()
     return (file, inside) if own else None
 
-def bare_loss(
-    name: str,  # as `get_loss` takes it
-) -> str:
+def bare_loss(name: str) -> str:
     "The name of a loss without the folder of its file"
     own = loss_file(name)
     return f"{PureWindowsPath(own[0]).name}:{own[1]}" if own else name
@@ -112,17 +94,8 @@ def bare_loss(
 # %% ../nbs/use/02_registry.ipynb #fddbb2fe
 def _own_loss(file: str, name: str, kwargs: dict[str, Any]) -> nn.Module:
     "Build the user's loss, or say what is wrong with the file"
-    try:
-        build = runpy.run_path(file).get(name)
+    try: loss = runpy.run_path(file)[name](**kwargs)
     except (Exception, SystemExit) as error:
-        refuse(ValueError, "loss", repr(file), "a Python file that runs; "
-               f"this one ends with {type(error).__name__}: {error}")
-    if not callable(build):
-        refuse(ValueError, "loss", f"{name!r} of {file}",
-               "a class or a function that this file defines")
-    try:
-        loss = build(**kwargs)
-    except Exception as error:
         refuse(ValueError, "loss", f"{file}:{name}", "a class or a function "
                f"to call with {', '.join(kwargs) or 'no arguments'}; this "
                f"one ends with {type(error).__name__}: {error}")

@@ -190,9 +190,8 @@ class TaylorCrossEntropyLoss(RobustLoss):
 
     def __init__(self, order: int = 2, **options) -> None:
         super().__init__(**options)
-        if isinstance(order, bool) or not isinstance(order, (int, Integral)):
-            refuse(TypeError, "order", repr(order), "an int >= 1")
-        if order < 1: refuse(ValueError, "order", order, "an int >= 1")
+        if not isinstance(order, Integral) or order < 1:
+            refuse(ValueError, "order", repr(order), "an int >= 1")
         self.order = int(order)
 
     def cost(self, log_y, log_q):
@@ -201,11 +200,6 @@ class TaylorCrossEntropyLoss(RobustLoss):
         return total
 
 # %% ../nbs/use/01_robust_losses.ipynb #ad0498cc
-def _focal(log_q: Tensor, gamma: float) -> Tensor:
-    "The focal loss of each class; the clamp keeps a root's slope finite"
-    tiny = torch.finfo(log_q.dtype).tiny
-    return -log_q * _missing(log_q).clamp(min=tiny) ** gamma
-
 class FocalLoss(RobustLoss):
     "Cross entropy times `(1 - q) ** gamma`"
 
@@ -214,7 +208,8 @@ class FocalLoss(RobustLoss):
         self.gamma = check_number("gamma", gamma)
 
     def cost(self, log_y, log_q):
-        return _focal(log_y, self.gamma)
+        tiny = torch.finfo(log_y.dtype).tiny  # keeps a root's slope finite
+        return -log_y * _missing(log_y).clamp(min=tiny) ** self.gamma
 
 # %% ../nbs/use/01_robust_losses.ipynb #7b387ede
 class NormalisedCrossEntropyLoss(RobustLoss):
@@ -232,8 +227,8 @@ class NormalisedFocalLoss(FocalLoss):
         super().__init__(gamma, **options)
 
     def cost(self, log_y, log_q):
-        every = _focal(log_q, self.gamma).sum(1, keepdim=True)
-        return _focal(log_y, self.gamma) / every
+        every = super().cost(log_q, log_q).sum(1, keepdim=True)
+        return super().cost(log_y, log_q) / every
 
 # %% ../nbs/use/01_robust_losses.ipynb #e3d490b3
 class ReverseCrossEntropyLoss(RobustLoss):
@@ -356,12 +351,8 @@ def _halley(logits: Tensor, norm: Tensor, dim: int, t: float) -> Tensor:
         2 * slope.square() - gap * (bend - t * slope.square()))
 
 # %% ../nbs/use/01_robust_losses.ipynb #760dd580
-def tempered_log_softmax(
-    logits: Tensor,
-    dim: int,
-    t: float,  # temperature >= 1; 1 is the softmax
-) -> Tensor:
-    "Return the logarithm of the heavy-tailed softmax of temperature `t`"
+def tempered_log_softmax(logits: Tensor, dim: int, t: float) -> Tensor:
+    "Return the logarithm of the heavy-tailed softmax of temperature `t >= 1`"
     if t == 1: return F.log_softmax(logits, dim)
     logits = logits - logits.detach().amax(dim, keepdim=True)
     fixed = logits.detach()
@@ -464,11 +455,8 @@ def _log_noisy(log_q: Tensor, share: Tensor, mask: Tensor) -> Tensor:
     return top.squeeze(1) + flow.clamp(min=tiny).log()
 
 # %% ../nbs/use/01_robust_losses.ipynb #d653f1ed
-def sample_weight(
-    loss: nn.CrossEntropyLoss,  # alike for the other classes
-    confidence: Tensor,     # softmax probabilities of the label, inside (0, 1)
-    num_classes: int = 10,  # the others share what is left equally
-) -> Tensor:
+def sample_weight(loss: nn.CrossEntropyLoss, confidence: Tensor,
+                  num_classes: int = 10) -> Tensor:
     "A sample's gradient as a multiple of what cross entropy gives it"
     q = confidence.detach().double()[:, None]
     others = ((1 - q) / (num_classes - 1)).expand(-1, num_classes - 1)

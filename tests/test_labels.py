@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tce_nb.labels import (
     adaptive_calibration_error, calibration_error, estimate_noise, label_weights, precision_recall, rank_labels,
-    reliability, risk_area, risk_coverage, score_predictions)
+    reliability, risk_coverage, score_predictions)
 from tce_nb.noise import add_noise
 
 # few distinct values, so that ties, bin edges, 0 and 1 are common
@@ -120,12 +120,11 @@ def test_a_network_without_mistakes_gives_the_noise_ratio(num_classes, eta):
 def test_arrays_and_small_integers_are_taken():
     logits, labels = torch.randn(50, 4), torch.arange(50) % 4
     backwards = labels.flip(0).numpy()[::-1]
-    for same in (labels.to(torch.uint8), labels.tolist(), backwards, pd.Series(labels), labels.numpy().astype(">u2")):
+    for same in (labels.to(torch.uint8), labels.tolist(), backwards, pd.Series(labels)):
         assert torch.equal(rank_labels(logits.numpy(), same), rank_labels(logits, labels))
         assert estimate_noise(logits.numpy(), same) == estimate_noise(logits, labels)
         assert score_predictions(logits.numpy(), same) == score_predictions(logits, labels)
     assert torch.equal(rank_labels(pd.DataFrame(logits.numpy(), index=range(50, 100)), labels), rank_labels(logits, labels))
-    assert torch.equal(rank_labels(logits.numpy().astype(">f4"), labels), rank_labels(logits, labels))
     assert len(rank_labels(torch.rand(50, 4), labels)) == 50  # of logits between 0 and 1
 
 
@@ -147,16 +146,12 @@ TWO, MANY = torch.zeros(2, 3), torch.linspace(-3, 3, 400).view(40, 10).sin()
     (lambda: score_predictions(TWO, torch.tensor([0, 3])), "labels: got class 3, expected 0 to 2"),
     (lambda: rank_labels(TWO[:0], torch.zeros(0).long()), "logits: got torch.float32 of shape (0, 3)"),
     (lambda: estimate_noise(TWO / 0, torch.tensor([0, 1])), "logits: got nan or inf, expected numbers, or -inf"),
-    (lambda: precision_recall(torch.ones(3).bool(), torch.ones(3).bool(), 1), "order: got torch.bool"),
     (lambda: label_weights(TWO, torch.tensor([0, 1]), -1.0), "alpha: got -1.0, expected a finite number >= 0"),
     (lambda: estimate_noise("logits", torch.tensor([0])), "logits: got str, expected a tensor or an array of numbers"),
     (lambda: estimate_noise([[0.0, 1.0]], [0]), "logits: got 2 classes, expected 3 or more"),
     (lambda: score_predictions(TWO.softmax(1), [0, 1]), "logits: got probabilities, expected their logarithms"),
     (lambda: rank_labels(MANY.softmax(1).numpy().round(2), [0] * 40), "logits: got probabilities"),
     (lambda: score_predictions(torch.randn(9, 5).softmax(1).bfloat16(), [0] * 9), "logits: got probabilities"),
-    (lambda: risk_area(torch.tensor([math.nan]), torch.ones(1)), "confidence: got torch.float64 of shape (1,), expected a number from 0 to 1"),
-    (lambda: risk_area(torch.ones(0), torch.ones(0)), "confidence: got torch.float64 of shape (0,)"),
-    (lambda: precision_recall(torch.arange(3), torch.ones(3).bool(), 0), "n: got 0, expected an int from 1 to 3"),
 ])
 def test_bad_input_is_named(call, message):
     with pytest.raises((ValueError, TypeError)) as refused: call()

@@ -277,7 +277,6 @@ def test_images_of_every_kind_are_the_same_images():
     (dict(images=None), ValueError, "images: got NoneType, expected a tensor or an array of numbers"),
     (dict(images=torch.zeros(2, 4)), ValueError, "images: got shape (2, 4) for labels of shape (3,)"),
     (dict(images=torch.zeros(3)), ValueError, "images: got shape (3,)"),
-    (dict(images=torch.full((3, 4), math.nan)), ValueError, "images: got shape (3, 4) for labels of shape (3,), expected N x ... finite pixels and N"),
     (dict(labels=LABELS[:, None]), ValueError, "images: got shape (3, 4) for labels of shape (3, 1)"),
     (dict(eta=1.1), ValueError, "eta: got 1.1"),
 ])
@@ -328,14 +327,15 @@ class Bomb:
     def __reduce__(self): return open, (str(self.path), "w")
 
 
-@pytest.mark.parametrize("name", ["people.pt", "people.npz"])
-def test_a_file_that_could_run_a_program_is_refused(name, tmp_path):
-    path, mark = tmp_path/name, tmp_path/"exploded"
-    arrays = {**published(), "more": Bomb(mark)}
-    if path.suffix == ".pt": torch.save(arrays, path)
-    else: np.savez(path, **{n: np.array(a, dtype=object) for n, a in arrays.items()})
-    with pytest.raises(ValueError, match="people.*not a safe .npz or .pt file.*numpy.savez"): human(path, CLEAN, "worse_label")
-    assert not mark.exists()
+@pytest.mark.parametrize("noise", ["human:people.pt#worse_label", "human:people.npz#worse_label", "transition:people.npy"])
+def test_a_file_that_could_run_a_program_is_refused(noise, tmp_path):
+    arrays = {**published(), "more": Bomb(tmp_path/"exploded")}
+    torch.save(arrays, tmp_path/"people.pt")
+    np.savez(tmp_path/"people.npz", **{n: np.array(a, dtype=object) for n, a in arrays.items()})
+    np.save(tmp_path/"people.npy", arrays, allow_pickle=True)
+    with pytest.raises(ValueError, match="people.*not a safe .npy, .npz or .pt file.*numpy.savez"):
+        add_noise(noise, CLEAN, 1, 10, 0, root=tmp_path)
+    assert not (tmp_path/"exploded").exists()
 
 
 def write(path, **arrays):
@@ -408,12 +408,7 @@ def test_noise_from_files(tmp_path):
         with pytest.raises(ValueError, match="eta: got 2, expected 1 to take the noise of"): noise(eta=2)
         absolute = name.replace(":", f":{tmp_path}/")
         assert (add_noise(absolute, CLEAN, 1, 10, 2).labels == labels).all()
-    with pytest.raises(ValueError, match=r"matrix: got shape \(10, 10\) in .*T.npy, expected 20 x 20"):
+    with pytest.raises(ValueError, match=r"T.npy: got 10 classes, expected 20"):
         noisy["transition:T.npy"](eta=1, num_classes=20)
 
 
-def test_a_matrix_that_could_run_a_program_is_refused(tmp_path):
-    np.save(tmp_path/"objects.npy", {"a": Bomb(tmp_path/"exploded")}, allow_pickle=True)
-    with pytest.raises(ValueError, match="matrix: got .*objects.npy, expected a file of numpy.save"):
-        add_noise("transition:objects.npy", CLEAN, 1, 10, 0, root=tmp_path)
-    assert not (tmp_path/"exploded").exists()

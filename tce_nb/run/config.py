@@ -19,7 +19,7 @@ from typing import Any, Optional, Union, get_args, get_type_hints
 import torch
 
 from ..arguments import refuse, unknown
-from ..noise import check_all_or_none, check_noise_name, noise_file
+from ..noise import check_noise_name, noise_file
 from ..registry import LOSSES, bare_loss, has_alpha, loss_file
 
 # %% auto #0
@@ -140,8 +140,7 @@ def plain_values(config: Config) -> dict[str, Any]:
     if plain["loss"] not in LOSSES and not loss_file(plain["loss"]):
         raise ValueError(unknown(
             "loss", plain["loss"], [*LOSSES, "FILE.py:NAME"]))
-    check_noise_name(plain["noise"])
-    check_all_or_none(plain["noise"], plain["eta"])
+    check_noise_name(plain["noise"], plain["eta"])
     return plain
 
 # %% ../../nbs/run/00_config.ipynb #8c5a6724
