@@ -91,17 +91,6 @@ def test_the_order_is_that_of_the_loss_and_of_the_weight():
     for alpha in (0.5, 1, 2): assert (label_weights(logits, labels, alpha)[order].diff() >= 0).all()
 
 
-def test_average_precision_is_the_mean_precision_at_each_wrong_label():
-    from tce_nb.report.results import average_precision
-    weight, wrong = torch.rand(40), torch.rand(40) < 0.3
-    wrong[0] = True
-    order = weight.argsort()
-    at = [precision_recall(order, wrong, n)["precision"] for n in range(1, 41) if wrong[order[n - 1]]]
-    assert average_precision(weight, wrong) == pytest.approx(np.mean(at))
-    twice = average_precision(weight.repeat(2), wrong.repeat(2))
-    assert average_precision(weight, wrong, torch.full((40,), 2)) == pytest.approx(twice)
-
-
 @pytest.mark.parametrize("num_classes", [3, 10, 100])
 @pytest.mark.parametrize("eta", [0.0, 0.3, 0.8, 1.0])
 def test_a_network_without_mistakes_gives_the_noise_ratio(num_classes, eta):
@@ -159,7 +148,8 @@ def test_bad_input_is_named(call, message):
 
 
 def test_a_record_says_what_the_network_says(tmp_path):
-    from tce_nb.report.results import average_precision, record_confidence, record_precision
+    from sklearn.metrics import average_precision_score
+    from tce_nb.report.results import record_confidence, record_precision
     from tce_nb.run.config import preset
     from tce_nb.run.data import Images
     from tce_nb.run.records import make_record, read_record, write_record
@@ -176,7 +166,7 @@ def test_a_record_says_what_the_network_says(tmp_path):
     assert len(confidence) == len(task.data.test_labels)
     for part, index in (("train", task.kept), ("held", task.held)):
         weights = label_weights(logits(task.data.train_images[index]), task.noisy.labels[index], alpha=1)
-        expected = average_precision((100 * weights).long(), task.noisy.wrong[index])  # in the record's bins
+        expected = average_precision_score(task.noisy.wrong[index], -(100 * weights).long())  # in the record's bins
         assert record_precision(record, part) == pytest.approx(expected)
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,13 +30,12 @@ __all__ = []
 # %% ../../nbs/report/04_bench.ipynb #e1e00006
 from ..losses import tamed_cross_entropy
 from ..registry import LOSSES, get_loss
-from .results import BENCH_EPOCH
+from .results import BENCH_EPOCH, markdown_table
 from ..run.checkpoint import (
     atomic_write, device_name, library_commit)
 from ..run.config import Config, rng_for
 from ..run.data import (
     Dataset, epoch_batches, import_torchvision, load)
-from ..run.records import project_folder
 from ..run.resnet import ResNet
 from ..run.sweep import KEEP_MEMORY
 from ..run.train import native_bfloat16, prepare, train_epoch
@@ -61,16 +59,25 @@ def take_turns(
     return times
 
 # %% ../../nbs/report/04_bench.ipynb #9a471ff6
-def ratio(
+Row = dict[str, Any]
+
+def ratio_row(
+    name: str,
     ours: list[float],    # seconds per call
     theirs: list[float],  # in the same rounds
-    draws: int = 500,     # bootstrap samples
-) -> tuple[float, float, float]:  # the ratio, and its 95% interval
-    "Median ratio of the rounds, with a bootstrap interval"
+    **goal,               # at_most or at_least
+) -> Row:
+    "The median ratio of the rounds, with its 95% bootstrap interval"
     rounds = np.divide(ours, theirs)
-    drawn = np.random.default_rng(0).choice(rounds, (draws, len(rounds)))
+    drawn = np.random.default_rng(0).choice(rounds, (500, len(rounds)))
     low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
-    return float(np.median(rounds)), float(low), float(high)
+    return dict(name=name, ratio=float(np.median(rounds)), low=float(low),
+                high=float(high), rounds=len(rounds), **goal)
+
+def _timed_row(name, ours, theirs, seconds, **goal) -> Row:
+    "Time two steps in turns and make a row of them"
+    times = take_turns({"ours": ours, "theirs": theirs}, seconds)
+    return ratio_row(name, times["ours"], times["theirs"], **goal)
 
 # %% ../../nbs/report/04_bench.ipynb #cf340fd4
 def peak_bytes(
@@ -86,37 +93,16 @@ def peak_bytes(
             peak = max(peak, held)
     return peak
 
-# %% ../../nbs/report/04_bench.ipynb #ff06a777
-Row = dict[str, Any]
-
-def ratio_row(
-    name: str,
-    ours: list[float],    # seconds per call
-    theirs: list[float],  # in the same rounds
-    **goal,               # at_most or at_least
-) -> Row:
-    "A row of the table from times of the same rounds"
-    middle, low, high = ratio(ours, theirs)
-    return dict(name=name, ratio=middle, low=low, high=high,
-                rounds=len(ours), **goal)
-
-def _timed_row(name, ours, theirs, seconds, **goal) -> Row:
-    "Time two steps in turns and make a row of them"
-    times = take_turns({"ours": ours, "theirs": theirs}, seconds)
-    return ratio_row(name, times["ours"], times["theirs"], **goal)
-
 # %% ../../nbs/report/04_bench.ipynb #11145cc7
 def goal_of(
     row: Row,
 ) -> tuple[str, str]:  # such as "at most 1.1" and "met"
     "The goal of a row in words, and whether it was met"
-    most, least = row.get("at_most"), row.get("at_least")
-    if most is not None:
-        met = row["ratio"] <= most
-        return f"at most {most:g}", "met" if met else "**missed**"
-    if least is not None:
-        met = row["ratio"] >= least
-        return f"at least {least:g}", "met" if met else "**missed**"
+    for name, sign in (("at_most", 1), ("at_least", -1)):
+        if name in row:
+            met = sign * row["ratio"] <= sign * row[name]
+            return (f"{name.replace('_', ' ')} {row[name]:g}",
+                    "met" if met else "**missed**")
     return "", ""
 
 # %% ../../nbs/report/04_bench.ipynb #5e5c1715
@@ -195,21 +181,10 @@ def our_loop(path: str, loss: str = "tce",
     return lambda: train_epoch(state, config, 1)
 
 # %% ../../nbs/report/04_bench.ipynb #984aa78d
-def _usual_transform():
-    "Normalise, mirror and cut, as most people would write it"
-    import_torchvision()
-    from torchvision.transforms import v2
-    mean, std = [125.0] * 3, [64.0] * 3
-    return v2.Compose([
-        v2.ToDtype(torch.float32), v2.Normalize(mean, std),
-        v2.RandomHorizontalFlip(), v2.RandomCrop(32, padding=4)])
-
-# %% ../../nbs/report/04_bench.ipynb #984aa78e
 class _Transformed(torch.utils.data.Dataset):
-    "Images and labels, each transformed when it is asked for"
+    "Images normalised, mirrored and cut when they are asked for"
     def __init__(self, data: Dataset) -> None:
-        self.pairs = [(image, int(label)) for image, label
-                      in zip(data.train_images, data.train_labels)]
+        self.pairs = [*zip(data.train_images, data.train_labels.tolist())]
         self.transform: Any = None  # made in each worker
 
     def __len__(self) -> int:
@@ -220,13 +195,20 @@ class _Transformed(torch.utils.data.Dataset):
         image, label = self.pairs[i]
         return self.transform(image), label
 
+def _usual_transform():
+    import_torchvision()
+    from torchvision.transforms import v2
+    return v2.Compose([
+        v2.ToDtype(torch.float32), v2.Normalize([125.0] * 3, [64.0] * 3),
+        v2.RandomHorizontalFlip(), v2.RandomCrop(32, padding=4)])
+
+# %% ../../nbs/report/04_bench.ipynb #984aa78e
 def plain_loader(path: str):
     "The usual pipeline: each image transformed in a worker"
     return torch.utils.data.DataLoader(
         _Transformed(load(path)), batch_size=128, shuffle=True,
         num_workers=2, persistent_workers=True)
 
-# %% ../../nbs/report/04_bench.ipynb #15494765
 def plain_loop(path: str) -> Callable[[], object]:
     "An epoch of the loop that most people would write"
     loader, net = plain_loader(path), ResNet()
@@ -281,18 +263,15 @@ class SideBySide:
             worker.communicate()
 
 # %% ../../nbs/report/04_bench.ipynb #2c105775
-def precisions() -> dict[str, float]:
-    "The precisions of this processor, and how much faster we want to be"
-    goals = {"float32": 1.6, "bfloat16": 2.0}
-    return goals if native_bfloat16() else {"float32": goals["float32"]}
-
 def bench_trainer(seconds: float, images: int = 768) -> list[Row]:
     "One-thread trainers against the plain loop, in images per second"
-    cores = os.cpu_count() or 1
+    cores, goals = os.cpu_count() or 1, {"float32": 1.6}
+    if native_bfloat16():
+        goals["bfloat16"] = 2.0
     with tempfile.TemporaryDirectory() as folder:
         path = _random_npz(folder, images)
         plain = plain_loop(path)
-        sides = {name: SideBySide(path, cores, name) for name in precisions()}
+        sides = {name: SideBySide(path, cores, name) for name in goals}
         def plain_all():
             torch.set_num_threads(cores)
             plain()
@@ -303,44 +282,10 @@ def bench_trainer(seconds: float, images: int = 768) -> list[Row]:
     theirs = [cores * t for t in times["plain"]]
     return [ratio_row(
         f"{cores} one-thread trainers / plain loop, {name}, images/s",
-        theirs, times[name], at_least=goal)
-        for name, goal in precisions().items()]
+        theirs, times[name], at_least=goal) for name, goal in goals.items()]
 
 # %% ../../nbs/report/04_bench.ipynb #e1e00005
 GFLOP_PER_IMAGE = 0.243
-
-def limit_loops(dtype=torch.float32, size: int = 1536) -> dict[str, tuple]:
-    "Kernels that a processor is fast at, and the GFLOP of a call"
-    a, b = torch.randn(2, size, size, dtype=dtype)
-    weight = torch.randn(128, 128, 3, 3, dtype=dtype)
-    x = torch.randn(32, 128, 32, 32, dtype=dtype)
-    weight, x = (tensor.to(memory_format=torch.channels_last)
-                 for tensor in (weight, x))
-    return {"matrix product": (lambda: a @ b, 2 * size ** 3 / 1e9),
-            "wide convolution": (
-                lambda: F.conv2d(x, weight, padding=1),
-                2 * x.numel() * weight[0].numel() / 1e9)}
-
-# %% ../../nbs/report/04_bench.ipynb #6da2182d
-def bench_limits(seconds: float, images: int = 256) -> list[Row]:
-    "A one-thread trainer as a share of the fastest kernel, per precision"
-    rows = []
-    for precision in precisions():
-        kernels = limit_loops(getattr(torch, precision))
-        with tempfile.TemporaryDirectory() as folder:
-            path = _random_npz(folder, images)
-            times = take_turns({
-                "ours": our_loop(path, precision=precision),
-                **{name: loop for name, (loop, _) in kernels.items()}},
-                seconds)
-        pace = {name: [t / gflop for t in times[name]]
-                for name, (_, gflop) in kernels.items()}
-        best = min(pace, key=lambda name: statistics.median(pace[name]))
-        ours = [t / (images * GFLOP_PER_IMAGE) for t in times["ours"]]
-        rows.append(ratio_row(
-            f"one-thread trainer / fastest kernel here ({best}), {precision}, "
-            "FLOP/s", pace[best], ours))
-    return rows
 
 # %% ../../nbs/report/04_bench.ipynb #7205b2c6
 def _cutters(path: str) -> dict[str, Callable[[], object]]:
@@ -371,20 +316,6 @@ def machine() -> Row:
                 torch=torch.__version__, python=platform.python_version(),
                 commit=library_commit())
 
-def duration_rows() -> list[Row]:
-    "How long the last `make test` and `make book` took, if they did"
-    rows = []
-    folder = (project_folder() or Path())/".venv"
-    goals = (("test", 10, ["test"]),
-             ("book, with set-up", 5, ["setup", "book"]))
-    for target, minutes, parts in goals:
-        paths = [folder/f".seconds-{part}" for part in parts]
-        if all(path.exists() for path in paths):
-            seconds = sum(float(path.read_text()) for path in paths)
-            rows.append(dict(name=f"make {target} / {minutes} minutes",
-                             ratio=seconds / (60 * minutes), at_most=1))
-    return rows
-
 # %% ../../nbs/report/04_bench.ipynb #9dff9a22
 def bench_markdown(
     report: Optional[Row],  # from `read_bench`
@@ -392,20 +323,17 @@ def bench_markdown(
     "The report as a Markdown table"
     if report is None:
         return "Not measured yet: `make bench`."
-    lines = ["| what | ratio | 95% interval | goal | |", "|---" * 5 + "|"]
-    for row in report["rows"]:
-        span = f"{row['low']:.2f} to {row['high']:.2f}" if "low" in row else ""
-        goal, met = goal_of(row)
-        lines.append(f"| {row['name']} | {row['ratio']:.2f} "
-                     f"| {span} | {goal} | {met} |")
+    rows = [(row["name"], f"{row['ratio']:.2f}",
+             f"{row['low']:.2f} to {row['high']:.2f}" if "low" in row else "",
+             *goal_of(row)) for row in report["rows"]]
     about = report["machine"]
-    half = "" if about.get("bfloat16") else (
+    half = "" if about["bfloat16"] else (
         " The processor has no native bfloat16, so the goal of 2.0 for "
         "half precision was not measured.")
-    return "\n".join([*lines, "", (
-        f"Measured on {about['device']}, {about['cores']} cores, PyTorch "
-        f"{about['torch']}, commit {about['commit']}, {report['date']}."
-        f"{half}")])
+    return (
+        markdown_table(("what", "ratio", "95% interval", "goal", ""), rows)
+        + f"\n\nMeasured on {about['device']}, {about['cores']} cores, PyTorch "
+        f"{about['torch']}, commit {about['commit']}, {report['date']}.{half}")
 
 # %% ../../nbs/report/04_bench.ipynb #3c2ece36
 def main(args: Optional[list[str]] = None) -> None:
@@ -419,8 +347,7 @@ def main(args: Optional[list[str]] = None) -> None:
     options = parser.parse_args(args)
     torch.set_num_threads(1)
     rows = [*bench_losses(options.seconds), *bench_parts(options.seconds),
-            *bench_trainer(10 * options.seconds),
-            *bench_limits(6 * options.seconds), *duration_rows()]
+            *bench_trainer(10 * options.seconds)]
     report = dict(machine=machine(), date=time.strftime("%Y-%m-%d"), rows=rows)
     print(bench_markdown(report))
     if options.json:

@@ -5,6 +5,7 @@
 # %% ../../nbs/report/05_book.ipynb #38640c35
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -129,31 +130,30 @@ def _use_warm_kernels(app=None) -> None:
     factory.default_provisioner_name = "warm"
 
 # %% ../../nbs/report/05_book.ipynb #5083481f
-def repository_options(
-    git_url: str,  # the project's public address, or ""
-    branch: str,   # the branch the book is built from
-) -> dict:
-    "Return the theme's options for its repository buttons"
-    if not git_url:
-        return {}
-    colab = dict(colab_url="https://colab.research.google.com",
-                 notebook_interface="jupyterlab")
-    return dict(
-        repository_url=git_url.rstrip("/"), repository_branch=branch,
-        use_repository_button=True, use_edit_page_button=True,
-        use_issues_button=True, launch_buttons=colab)
+def _set_buttons(app, config) -> None:
+    "Give the theme its repository buttons, if `settings.ini` has an address"
+    settings = ConfigParser(delimiters=["="])
+    settings.read(Path(app.srcdir)/"settings.ini", encoding="utf-8")
+    about = settings["DEFAULT"]
+    if about["git_url"]:
+        config.html_theme_options = {
+            **config.html_theme_options,
+            "repository_url": about["git_url"].rstrip("/"),
+            "repository_branch": about["branch"],
+            "use_repository_button": True, "use_edit_page_button": True,
+            "use_issues_button": True, "launch_buttons": dict(
+                colab_url="https://colab.research.google.com",
+                notebook_interface="jupyterlab")}
 
 # %% ../../nbs/report/05_book.ipynb #c93a6bd6
-def last_changed(
-    path: Path,  # of a page's source
-) -> str:  # such as "2026-11-18"; "" without git
-    "Return the day of the last commit that changed a file"
-    try:
-        return subprocess.run(
+def _set_date(app, page, template, context, doctree) -> None:
+    "Tell the theme the day of the last commit that changed a page"
+    if doctree is None: return  # the search and the index
+    path = Path(app.env.doc2path(page))
+    with contextlib.suppress(OSError):  # no git here
+        context["last_updated"] = subprocess.run(
             ["git", "log", "-1", "--format=%cs", "--", path.name],
             cwd=path.parent, capture_output=True, text=True).stdout.strip()
-    except OSError:
-        return ""
 
 # %% ../../nbs/report/05_book.ipynb #d3f59f33
 def setup(app) -> dict:
@@ -163,16 +163,3 @@ def setup(app) -> dict:
     app.connect("builder-inited", _use_warm_kernels)
     app.connect("html-page-context", _set_date)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
-
-def _set_buttons(app, config) -> None:
-    "Update the theme's options once the configuration is read"
-    settings = ConfigParser(delimiters=["="])
-    settings.read(Path(app.srcdir)/"settings.ini", encoding="utf-8")
-    about = settings["DEFAULT"]
-    options = repository_options(about["git_url"], about["branch"])
-    config.html_theme_options = {**config.html_theme_options, **options}
-
-def _set_date(app, page, template, context, doctree) -> None:
-    "Tell the theme when a page was last changed"
-    if doctree is None: return  # the search and the index
-    context["last_updated"] = last_changed(Path(app.env.doc2path(page)))

@@ -75,6 +75,12 @@ def method_style(
     return dict(color=colour, dashes=dashes, label=method_label(method),
                 linewidth=1.8)
 
+def _point_style(method: str) -> dict:
+    "Colour, marker and label of the point of a loss"
+    colour, _, marker = _style_of(method)
+    return dict(color=colour, linestyle="none", marker=marker, markersize=6,
+                label=method_label(method))
+
 # %% ../../nbs/report/02_figures.ipynb #59dbe01c
 ALPHAS = (0.0, 0.5, 1.0, 1.5, 2.0)  # the values the paper plots
 
@@ -83,12 +89,6 @@ def alpha_style(
 ) -> dict:
     "Colour, dashes and label of the curve for this `alpha`"
     return method_style(f"tce:{alpha:g}" if alpha else "ce")
-
-def _point_style(method: str) -> dict:
-    "Colour, marker and label of the point of a loss"
-    colour, _, marker = _style_of(method)
-    return dict(color=colour, linestyle="none", marker=marker, markersize=6,
-                label=method_label(method))
 
 # %% ../../nbs/report/02_figures.ipynb #d1c00003
 def _panels(count: int, height: float, columns: int = 2, **shared):
@@ -150,64 +150,40 @@ def _draw(axes: Axes, rows: pd.DataFrame, what: str, methods: Iterable[str],
             index="epoch", columns="seed", values=what).dropna(how="all")
         if by_seed.empty:
             continue
-        style, mean = method_style(method), by_seed.mean(axis=1)
-        axes.plot(mean.index, mean, **style)
+        style = method_style(method)
+        axes.plot(by_seed.mean(axis=1), **style)
         if seeds:
-            axes.plot(by_seed.index, by_seed, color=style["color"],
-                      linewidth=0.6, alpha=0.6)
+            axes.plot(by_seed, color=style["color"], linewidth=0.6, alpha=0.6)
         else:
             axes.fill_between(
-                mean.index, by_seed.min(axis=1), by_seed.max(axis=1),
+                by_seed.index, by_seed.min(axis=1), by_seed.max(axis=1),
                 color=style["color"], alpha=0.15, linewidth=0)
-    _mark_drops(axes, rows)
     _say_if_empty(axes)
-
-# %% ../../nbs/report/02_figures.ipynb #e1c0000a
-def _mark_drops(axes: Axes, rows: pd.DataFrame) -> None:
-    "Dotted lines where the learning rate drops, and ticks there"
-    if rows.empty:
-        return
-    _, *drops = sorted(rows.groupby("lr").epoch.min())
-    for drop in drops:
-        axes.axvline(drop, color=_GREY, linestyle=":", linewidth=1, zorder=0)
-    last = rows.epoch.max()
-    axes.set(xlim=(1, last), xticks=[*drops, last])
+    if len(rows):
+        _, *drops = sorted(rows.groupby("lr").epoch.min())
+        for drop in drops:
+            axes.axvline(drop, color=_GREY, linestyle=":", zorder=0)
+        axes.set(xlim=(1, rows.epoch.max()), xticks=[*drops, rows.epoch.max()])
 
 # %% ../../nbs/report/02_figures.ipynb #76be66d4
 def plot_learning(
     rows: pd.DataFrame,  # of one data set, from `curves`
     methods: Iterable[str] = FIG2,
-    detail: float | None = None,  # noise ratio to show closely, too
 ) -> Figure:
     "Fig. 2: test error by epoch, a panel for each noise ratio"
     rows = rows[rows.method.isin([*methods])]
-    shown = [(eta, close) for eta in sorted(rows.eta.unique())
-             for close in (False, True) if not close or eta == detail]
-    figure, panels = _panels(max(1, len(shown)), 2.1)
-    low = min(30, 10 * math.floor(rows.error.min() / 10)) if len(rows) else 30
-    for axes, (eta, close), letter in zip(panels, shown, "abcdefgh"):
+    etas = sorted(rows.eta.unique())
+    figure, panels = _panels(max(1, len(etas)), 2.1)
+    low = min(30, 10 * math.floor(rows.error.min() / 10)) if etas else 30
+    for axes, eta, letter in zip(panels, etas, "abcdefgh"):
         part = rows[rows.eta == eta]
         _draw(axes, part, "error", methods)
-        notes = ["detail"] * close + [*part.scale.unique()] * (
-            rows.scale.nunique() > 1)
-        axes.set(title=", ".join([f"({letter}) η = {eta:g}", *notes]),
-                 ylim=_close_up(axes, part) if close else (low, 100),
-                 xlabel="epoch", ylabel="test error (%)")
+        scale = [*part.scale.unique()] if rows.scale.nunique() > 1 else []
+        axes.set(title=", ".join([f"({letter}) η = {eta:g}", *scale]),
+                 ylim=(low, 100), xlabel="epoch", ylabel="test error (%)")
     _say_if_empty(panels[0])
     _legend(figure, [m for m in methods if m in set(rows.method)])
     return figure
-
-# %% ../../nbs/report/02_figures.ipynb #abae9d90
-def _close_up(axes: Axes, rows: pd.DataFrame) -> tuple[float, float]:
-    "Show the epochs around the drops only, and return their range of error"
-    drops = sorted(rows.groupby("lr").epoch.min())
-    if len(drops) < 2:
-        return 0, 100
-    last = rows.epoch.max()
-    left, right = drops[1] - last / 9, last - last / 8
-    axes.set_xlim(left, right)
-    seen = rows[rows.epoch.between(left, right)].error
-    return seen.min() - 1, seen.max() + 1
 
 # %% ../../nbs/report/02_figures.ipynb #d1c0000a
 def plot_benefit(
@@ -250,47 +226,34 @@ def plot_speed(
 # %% ../../nbs/report/02_figures.ipynb #a3d10c12
 def plot_gains(
     table: pd.DataFrame,  # from `accuracy_table`, or both concatenated
-    methods: Iterable[str] = (DEFAULT,),
+    method: str = DEFAULT,
 ) -> Figure:
     "Gain over cross entropy with its interval, a line for each column"
-    methods = [*methods]
-    rows = table[table.method.isin(methods)].dropna(
-        subset=["gain", "paper_gain"], how="all")
-    columns = [*rows.groupby(["dataset", "eta"], sort=False)]
-    figure, (axes,) = _panels(1, 0.6 + 0.3 * len(columns))
+    rows = table[table.method == method].dropna(
+        subset=["gain", "paper_gain"], how="all").reset_index(drop=True)
+    figure, (axes,) = _panels(1, 0.6 + 0.3 * len(rows))
     axes.axvline(0, color=method_style("ce")["color"], linewidth=1.2)
-    for line, (_, column) in enumerate(columns):
-        for row in column.itertuples():
-            share = (methods.index(row.method) + 0.5) / len(methods) - 0.5
-            _draw_gain(axes, row, line + 0.6 * share)
-    axes.set(yticks=range(len(columns)), ylim=(len(columns) - 0.4, -0.6),
-             yticklabels=[_column_label(*one) for one in columns],
+    style = _point_style(method)
+    axes.hlines(rows.index, rows.low, rows.high, color=style["color"])
+    paper = dict(color=_GREY, marker="d", linestyle="none",
+                 markerfacecolor="none", label="the paper")
+    axes.plot(rows.paper_gain, rows.index, **paper)
+    known = rows.low.notna()
+    axes.plot(rows.gain[known], rows.index[known], **style)
+    axes.plot(rows.gain[~known], rows.index[~known],
+              **style | dict(markerfacecolor="none"))
+    axes.set(yticks=rows.index, ylim=(len(rows) - 0.4, -0.6),
+             yticklabels=[_column_label(*row) for row in rows[
+                 ["dataset", "eta", "scale"]].itertuples(index=False)],
              xlabel="points of test accuracy over CE")
-    _legend(figure, [*methods, _PAPER], lambda method: _PAPER_STYLE
-            if method == _PAPER else _point_style(method))
+    _legend(figure, [style, paper], lambda style: style)
     return figure
 
 # %% ../../nbs/report/02_figures.ipynb #a3d10c13
-_PAPER = "the paper"
-_PAPER_STYLE: dict = dict(color=_GREY, marker="d", linestyle="none",
-                    markerfacecolor="none", label=_PAPER)
-
-def _draw_gain(axes: Axes, row, place: float) -> None:
-    "Our gain with its interval, and the paper's"
-    axes.plot(row.paper_gain, place, **_PAPER_STYLE)
-    style = _point_style(row.method)
-    if pd.isna(row.low):
-        style["markerfacecolor"] = "none"
-    else:
-        axes.plot([row.low, row.high], [place, place],
-                  color=style["color"], linewidth=1.8)
-    axes.plot(row.gain, place, **style)
-
-def _column_label(key: tuple, rows: pd.DataFrame) -> str:
+def _column_label(dataset: str, eta: float, scale) -> str:
     "A column of a table and the scale of its runs"
-    dataset, eta = key
-    scales = rows.scale.dropna().unique()
-    return ", ".join([TITLES.get(dataset, dataset), f"η = {eta:g}", *scales])
+    known = [] if pd.isna(scale) else [scale]
+    return ", ".join([TITLES.get(dataset, dataset), f"η = {eta:g}", *known])
 
 # %% ../../nbs/report/02_figures.ipynb #d1c00011
 def plot_seeds(
@@ -318,16 +281,14 @@ def plot_samples(
 ) -> Figure:
     "A grid of images, each under its label; wrong labels stand out"
     figure, panels = _panels(max(1, len(images)), 0.62, columns)
-    for axis in panels:
-        axis.axis("off")
-    for axis, image, label, true in zip(panels, images, labels, true_labels):
-        if len(image) not in (1, 3):
-            image = image.float().mean(0, True)
-        axis.imshow(image.permute(1, 2, 0).squeeze(), cmap="gray")
+    for axes in panels:
+        axes.axis("off")
+    for axes, image, label, true in zip(panels, images, labels, true_labels):
+        axes.imshow(image.permute(1, 2, 0).squeeze(), cmap="gray")
         if label == true:
-            axis.set_title(int(label), size=9)
+            axes.set_title(int(label), size=9)
         else:
-            axis.set_title(f"{int(true)}→{int(label)}", size=9,
+            axes.set_title(f"{int(true)}→{int(label)}", size=9,
                            color=method_style(DEFAULT)["color"])
     return figure
 

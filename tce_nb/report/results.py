@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from ..run.config import Config
 from ..run.records import gather, project_folder
 
 # %% auto #0
-__all__ = ['gain', 'reported_runs', 'accuracy_table', 'curves', 'digits_comparison', 'update_readme']
+__all__ = ['gain', 'reported_runs', 'accuracy_table', 'curves', 'digits_comparison']
 
 # %% ../../nbs/report/01_results.ipynb #d1b00002
 @dataclass(frozen=True)
@@ -480,10 +481,6 @@ def digits_comparison(
 _README = [("cifar10", 0.4), ("cifar100", 0.4), ("mnist", 0.4),
            ("svhn", 0.4), ("cifar10", 0.8), ("cifar100", 0.8),
            ("cifar10", 0.0), ("cifar100", 0.0)]
-_README_NOTE = (
-    "Test accuracy in percent at each run's selected epoch, ± standard "
-    "deviation (seeds); gains in points, paired over seeds, with their 95% "
-    "interval, bold where it excludes zero.")
 
 def readme_table(
     frame: pd.DataFrame,  # from `gather`
@@ -493,32 +490,33 @@ def readme_table(
                        for which in ("table1", "table2")])
     plain, tamed = (table[(table.method == method) & (table.n > 0)].set_index(
         ["dataset", "eta"]) for method in ("ce", DEFAULT))
-    rows = [_readme_row(key, plain.loc[key], tamed.loc[key])
-            for key in _README if key in plain.index and key in tamed.index]
-    head = ["data, labels drawn at random", "our scale", "CE",
-            method_label(DEFAULT), "gain", "the paper's gain"]
-    return "\n\n".join([markdown_table(head, rows, True),
-                        textwrap.fill(_README_NOTE, 80)])
+    shown = [key for key in _README
+             if key in plain.index and key in tamed.index]
+    rows = [(f"{TITLES[key[0]]}, {key[1]:.0%}", row["size"],
+             accuracy_text(plain.loc[key]), accuracy_text(row),
+             " ".join(gain_texts(row)), signed(row.paper_gain))
+            for key, row in tamed.loc[shown].iterrows()]
+    return markdown_table([
+        "data, labels drawn at random", "our scale", "CE",
+        method_label(DEFAULT), "gain", "the paper's gain"], rows, True)
 
 # %% ../../nbs/report/01_results.ipynb #60c9d1ea
+_README_NOTE = (
+    "Test accuracy in percent at each run's selected epoch, ± standard "
+    "deviation (seeds); gains in points, paired over seeds, with their 95% "
+    "interval, bold where it excludes zero.")
+
 def update_readme(
     path: Union[str, Path] = "README.md",
     frame: Optional[pd.DataFrame] = None,  # default: from `gather`
 ) -> None:
     "Write the table of the current records between the marks of a README"
-    marks = "<!-- records -->", "<!-- end of records -->"
-    before, rest = Path(path).read_text(encoding="utf-8").split(marks[0])
-    after = rest.split(marks[1])[1]
+    path, begin, end = Path(path), "<!-- records -->", "<!-- end of records -->"
     table = readme_table(gather() if frame is None else frame)
-    Path(path).write_text(f"{before}{marks[0]}\n\n{table}\n\n{marks[1]}"
-                          f"{after}", encoding="utf-8")
-
-def _readme_row(key: tuple, plain: pd.Series, tamed: pd.Series) -> list[str]:
-    "A line of the README's table"
-    dataset, eta = key
-    return [f"{TITLES[dataset]}, {eta:.0%}", tamed["size"],
-            accuracy_text(plain), accuracy_text(tamed),
-            " ".join(gain_texts(tamed)), signed(tamed.paper_gain)]
+    parts = begin, table, textwrap.fill(_README_NOTE, 80), end
+    text = re.sub(f"(?s){begin}.*{end}", lambda _: "\n\n".join(parts),
+                  path.read_text(encoding="utf-8"))
+    path.write_text(text, encoding="utf-8")
 
 # %% ../../nbs/report/01_results.ipynb #e1b00016
 BENCH_EPOCH = "TCE / CE epoch of the trainer"  # the row that a claim reads
@@ -538,31 +536,16 @@ def record_confidence(
                             for name in ("confidence", "accuracy"))
     return torch.from_numpy(confidence), torch.from_numpy(accuracy)
 
-# %% ../../nbs/report/01_results.ipynb #ad64ee5d
-def average_precision(
-    weight: Tensor,  # of each label, or of a bin of labels
-    wrong: Tensor,   # which of them are wrong
-    count: Optional[Tensor] = None,  # how many labels each stands for
-) -> float:  # nan if none is wrong
-    "Mean precision over the wrong labels, the smallest weights first"
-    from sklearn.metrics import average_precision_score
-    count = torch.ones_like(weight) if count is None else count
-    if not (wrong & (count > 0)).any():
-        return math.nan
-    truth, doubt, times = (value.cpu().numpy() for value in
-                           (wrong, -weight.double(), count))
-    return float(average_precision_score(truth, doubt, sample_weight=times))
-
 # %% ../../nbs/report/01_results.ipynb #ac73e9db
 def record_precision(
     record: dict,         # with an `end`
     part: str = "train",  # or "held"
-) -> float:  # nan if the record does not have it
+) -> float:  # nan without such labels
     "Average precision of a recorded network's order of suspicion"
+    from sklearn.metrics import average_precision_score
     counts = record["end"]["labels"].get(part)
-    if counts is None:
+    if counts is None or not any(counts["wrong"]):
         return math.nan
-    clean, wrong = (torch.tensor(counts[key]) for key in ("clean", "wrong"))
-    bins = torch.arange(len(clean)).repeat(2)
-    return average_precision(bins, torch.arange(len(bins)) >= len(clean),
-                             torch.cat([clean, wrong]))
+    bins, wrong = np.indices((len(counts["wrong"]), 2)).reshape(2, -1)
+    count = np.transpose([counts["clean"], counts["wrong"]]).ravel()
+    return float(average_precision_score(wrong, -bins, sample_weight=count))
