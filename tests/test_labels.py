@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tce_nb.labels import (
-    adaptive_calibration_error, calibration_error, estimate_noise, label_weights, precision_recall, rank_labels,
-    reliability, risk_coverage, score_predictions)
+    adaptive_calibration_error, calibration_error, estimate_noise, label_weights, rank_labels,
+    reliability, risk_area, risk_coverage, score_predictions)
 from tce_nb.noise import add_noise
 
 # few distinct values, so that ties, bin edges, 0 and 1 are common

@@ -330,10 +330,11 @@ def bench_markdown(
     half = "" if about["bfloat16"] else (
         " The processor has no native bfloat16, so the goal of 2.0 for "
         "half precision was not measured.")
-    return (
-        markdown_table(("what", "ratio", "95% interval", "goal", ""), rows)
-        + f"\n\nMeasured on {about['device']}, {about['cores']} cores, PyTorch "
-        f"{about['torch']}, commit {about['commit']}, {report['date']}.{half}")
+    head = ("what", "ratio", "95% interval", "goal", "")
+    return "\n\n".join([markdown_table(head, rows), (
+        f"Measured on {about['device']}, {about['cores']} cores, PyTorch "
+        f"{about['torch']}, commit {about['commit']}, {report['date']}.{half}"
+        )])
 
 # %% ../../nbs/report/04_bench.ipynb #3c2ece36
 def main(args: Optional[list[str]] = None) -> None:

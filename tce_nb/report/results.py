@@ -511,12 +511,12 @@ def update_readme(
     frame: Optional[pd.DataFrame] = None,  # default: from `gather`
 ) -> None:
     "Write the table of the current records between the marks of a README"
-    path, begin, end = Path(path), "<!-- records -->", "<!-- end of records -->"
+    begin, end = "<!-- records -->", "<!-- end of records -->"
     table = readme_table(gather() if frame is None else frame)
     parts = begin, table, textwrap.fill(_README_NOTE, 80), end
     text = re.sub(f"(?s){begin}.*{end}", lambda _: "\n\n".join(parts),
-                  path.read_text(encoding="utf-8"))
-    path.write_text(text, encoding="utf-8")
+                  Path(path).read_text(encoding="utf-8"))
+    Path(path).write_text(text, encoding="utf-8")
 
 # %% ../../nbs/report/01_results.ipynb #e1b00016
 BENCH_EPOCH = "TCE / CE epoch of the trainer"  # the row that a claim reads
