@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from numbers import Real
-from typing import Any, Iterable, NoReturn, Optional
+from typing import Any, Iterable, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,10 +17,9 @@ from torch import Tensor
 __all__ = []
 
 # %% ../nbs/use/06_arguments.ipynb #009b2317
-def refuse(kind: type[Exception], name: str, got: Any, expected: Any
-           ) -> NoReturn:
+def refuse(kind: type[Exception], name: str, got: Any, want: Any) -> NoReturn:
     "Raise an error that names the argument, its value and what is allowed"
-    raise kind(f"{name}: got {got}, expected {expected}")
+    raise kind(f"{name}: got {got}, expected {want}")
 
 def describe(value: Any) -> str:
     "A tensor by its dtype and shape, anything else by its type"
@@ -50,8 +49,7 @@ def check_number(name: str, value: Any, low: float = 0.0,
     refuse(ValueError if real else TypeError, name, got, allowed)
 
 # %% ../nbs/use/06_arguments.ipynb #e12d3813
-def as_tensor(name: str, value: Any, dtype: Optional[torch.dtype] = None
-              ) -> Tensor:
+def as_tensor(name: str, value: Any, dtype: Any = None) -> Tensor:
     "A tensor on the CPU, of a tensor, an array, a data frame or a list"
     try:
         if not isinstance(value, Tensor) and hasattr(value, "__array__"):

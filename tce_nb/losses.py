@@ -60,11 +60,6 @@ def _unscaled(log_q: Tensor, alpha: float) -> Tensor:
     log = ce.log1p_()
     return log if alpha == 1 else log.mul_(1 - alpha).expm1_()
 
-def _slope(log_q: Tensor, alpha: float) -> Tensor:
-    "`(1 - log_q) ** -alpha`, likewise"
-    if alpha == 1.5: return torch.rsub(log_q, 1).pow_(-0.5).pow_(3)
-    return torch.rsub(log_q, 1).pow_(-alpha)
-
 # %% ../nbs/use/00_losses.ipynb #5d0c6a11
 class _Expected(torch.autograd.Function):
     "The sum over classes (dimension 1) of `p * tame(-log_q, alpha)`"
@@ -86,7 +81,9 @@ class _Expected(torch.autograd.Function):
         (log_q, p), grad, of_p = ctx.saved_tensors, grad.unsqueeze(1), None
         if ctx.needs_input_grad[1]:
             of_p = (grad * tame(-log_q, ctx.alpha)).sum_to_size(p.shape)
-        slope = _slope(log_q, ctx.alpha)
+        slope = torch.rsub(log_q, 1)
+        if ctx.alpha == 1.5: slope = slope.pow_(-0.5).pow_(3)
+        else: slope = slope.pow_(-ctx.alpha)
         if p is None: return -grad * slope, of_p, None
         return (p * -grad).mul_(slope), of_p, None
 

@@ -47,10 +47,9 @@ def uniform_including_true(
     seed: _Seed,       # an int or a CPU torch.Generator
 ) -> NoisyLabels:
     "Replace labels by a draw from all classes (the paper's noise)"
-    def draw(old, generator):
-        return torch.randint(num_classes, old.shape, generator=generator,
-                             device="cpu")
-    return _replace(labels, eta, num_classes, seed, draw)
+    return _replace(labels, eta, num_classes, seed, lambda old, generator:
+                    torch.randint(num_classes, old.shape, device="cpu",
+                                  generator=generator))
 
 # %% ../nbs/use/03_noise.ipynb #de947d88
 _Seed = Union[int, torch.Generator]
@@ -64,8 +63,7 @@ def _replace(labels, eta: float, num_classes: int, seed: _Seed,
     chosen = torch.randperm(len(noisy), generator=generator, device="cpu")[:n]
     noisy[chosen] = draw(noisy[chosen], generator)
     touched = torch.zeros_like(noisy, dtype=torch.bool)
-    touched[chosen] = True
-    return _as_given(labels, noisy, touched)
+    return _as_given(labels, noisy, touched.index_fill(0, chosen, True))
 
 def _generator(seed: _Seed) -> torch.Generator:
     "A CPU generator from a seed, or the generator given"
@@ -98,8 +96,8 @@ def check_labels(labels, num_classes: int) -> Tensor:
 def _as_given(given, noisy: Tensor, touched: Tensor) -> NoisyLabels:
     "The result as the labels were given: shape, dtype, Tensor or array"
     true = as_tensor("labels", given).clone()
-    return NoisyLabels(*(_same_kind(given, part.view(true.shape)) for part in (
-        noisy.to(true.dtype), true, touched)))
+    parts = noisy.to(true.dtype), true, touched
+    return NoisyLabels(*(_same_kind(given, x.view(true.shape)) for x in parts))
 
 def _same_kind(given, x: Tensor):
     "The tensor on the device of what was given, or an array if it was one"
@@ -107,12 +105,8 @@ def _same_kind(given, x: Tensor):
     return x.numpy() if hasattr(given, "__array__") else x
 
 # %% ../nbs/use/03_noise.ipynb #047eea63
-def uniform_excluding_true(
-    labels,            # integers: Tensor, NumPy array or list; never changed
-    eta: float,        # share of labels to replace, 0 to 1
-    num_classes: int,  # K, at least 2
-    seed: _Seed,       # an int or a CPU torch.Generator
-) -> NoisyLabels:
+def uniform_excluding_true(labels, eta: float, num_classes: int, seed: _Seed
+                           ) -> NoisyLabels:
     "Replace labels by a draw from the other classes (symmetric noise)"
     def draw(old, generator):
         shift = torch.randint(1, num_classes, old.shape, generator=generator,
@@ -134,12 +128,8 @@ def transition_matrix(
     return _same_kind(noisy.labels, shares)
 
 # %% ../nbs/use/03_noise.ipynb #cbad9c11
-def pair_flip(
-    labels,            # integers: Tensor, NumPy array or list; never changed
-    eta: float,        # share of labels to replace, 0 to 1
-    num_classes: int,  # K, at least 2
-    seed: _Seed,       # an int or a CPU torch.Generator
-) -> NoisyLabels:
+def pair_flip(labels, eta: float, num_classes: int, seed: _Seed
+              ) -> NoisyLabels:
     "Replace labels by the next class, and the last class by the first"
     return _replace(labels, eta, num_classes, seed,
                     lambda old, generator: (old + 1) % num_classes)
@@ -154,7 +144,7 @@ def class_dependent(
 ) -> NoisyLabels:      # default: the map of CIFAR-10 or CIFAR-100
     "Replace labels by the class they are mistaken for, if there is one"
     cifar = {10: CIFAR10_FLIPS, 100: CIFAR100_FLIPS}
-    flips = cifar.get(num_classes) if flips is None else flips
+    if flips is None: flips = cifar.get(num_classes)
     if flips is None:
         refuse(ValueError, "num_classes", repr(num_classes),
                "10 or 100 as in CIFAR, or a map of your own in flips")
@@ -273,9 +263,8 @@ def _mean_and_std(pixels: Tensor) -> tuple[float, float]:
     "Of all pixels together, in parts that fit into memory; std is never 0"
     parts, count = pixels.split(1024), max(1, pixels.numel())
     mean = sum(part.double().sum().item() for part in parts) / count
-    square = sum((part.double() - mean).square().sum().item()
-                 for part in parts) / count
-    return mean, square ** 0.5 or 1.0
+    square = sum((x.double() - mean).square().sum().item() for x in parts)
+    return mean, (square / count) ** 0.5 or 1.0
 
 # %% ../nbs/use/03_noise.ipynb #521b2157
 def human(
@@ -290,8 +279,7 @@ def human(
             raise ValueError(f"{path}: {unknown('column', name, arrays)}")
     clean = as_tensor("clean_label", arrays["clean_label"]).flatten().long()
     classes = max([2, *(clean + 1).tolist()])
-    true = check_labels(labels, classes)
-    given = check_labels(arrays[column], classes)
+    true, given = (check_labels(x, classes) for x in (labels, arrays[column]))
     if not torch.equal(true.flatten(), clean) or len(given) != len(clean):
         refuse(ValueError, "labels",
                f"{true.numel():,} that are not its clean_label",
@@ -312,8 +300,7 @@ def _read_file(path: Path):
             return {**loaded} if path.suffix == ".npz" else loaded
         with torch.serialization.safe_globals(safe):  # type: ignore
             return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError: raise
     except Exception as error:
         raise ValueError(
             f"{path}: not a safe .npy, .npz or .pt file; if you trust it, "
@@ -364,9 +351,8 @@ def noise_file(noise: str) -> Optional[tuple[str, str, str]]:
 
 def bare_noise(noise: str) -> str:
     "The noise's name without the folder of its file"
-    named = noise_file(noise)
-    if named is None: return noise
-    kind, file, column = named
+    kind, file, column = noise_file(noise) or ("", "", "")
+    if not kind: return noise
     file = PureWindowsPath(file).name  # of a path of any system
     return f"{kind}:{file}#{column}" if column else f"{kind}:{file}"
 

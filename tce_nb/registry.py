@@ -5,7 +5,6 @@
 # %% ../nbs/use/02_registry.ipynb #dbfd4439
 from __future__ import annotations
 
-import inspect
 import runpy
 from functools import partial
 from pathlib import PureWindowsPath
@@ -63,20 +62,13 @@ def split_loss(word: str) -> tuple[str, Optional[float]]:
 # %% ../nbs/use/02_registry.ipynb #38eead69
 def get_loss(
     name: str,  # of `LOSSES`, "tce:1.5", or FILE.py:NAME of your own
-    **kwargs,   # its arguments
+    **kwargs,   # its own settings, and the options of cross entropy
 ) -> nn.Module:
     "Build a loss from its name"
     own = loss_file(name)
     if own: return _own_loss(*own, kwargs)
     kind, alpha = split_loss(name)
     if alpha is not None: return LOSSES[kind](alpha=alpha, **kwargs)
-    known = {argument: None for build in (LOSSES[kind], CrossEntropyLoss)
-             for argument in inspect.signature(build).parameters
-             if argument != "options"}
-    for argument in kwargs:
-        if argument not in known:
-            refuse(TypeError, argument, "an argument that the loss "
-                   f"{kind!r} does not have", f"one of {', '.join(known)}")
     return LOSSES[kind](**kwargs)
 
 # %% ../nbs/use/02_registry.ipynb #6e1b7d25
@@ -94,12 +86,11 @@ def bare_loss(name: str) -> str:
 # %% ../nbs/use/02_registry.ipynb #fddbb2fe
 def _own_loss(file: str, name: str, kwargs: dict[str, Any]) -> nn.Module:
     "Build the user's loss, or say what is wrong with the file"
-    try: loss = runpy.run_path(file)[name](**kwargs)
+    try:
+        loss = runpy.run_path(file)[name](**kwargs)
+        if isinstance(loss, nn.Module): return loss
+        raise TypeError(f"it gives {describe(loss)}, not an nn.Module")
     except (Exception, SystemExit) as error:
         refuse(ValueError, "loss", f"{file}:{name}", "a class or a function "
                f"to call with {', '.join(kwargs) or 'no arguments'}; this "
                f"one ends with {type(error).__name__}: {error}")
-    if not isinstance(loss, nn.Module):
-        refuse(TypeError, "loss", f"{file}:{name}, which gives "
-               f"{describe(loss)}", "one that gives an nn.Module")
-    return loss

@@ -79,8 +79,7 @@ def _of_labels(loss, log_q, target, counts):
         return _of_probabilities(loss, log_q, p).masked_fill(ignored, 0)
     if loss.all_classes: log_q = _floor(log_q)
     log_y = loss.log_label(log_q, target).unsqueeze(1)
-    if loss.of_label is not None: cost = loss.of_label(log_y)
-    else: cost = loss.cost(log_y, log_q)
+    cost = loss.of_label(log_y) if loss.of_label else loss.cost(log_y, log_q)
     cost = cost.squeeze(1)
     if loss.weight is not None: cost = cost * counts
     return cost.masked_fill(ignored, 0)
@@ -119,21 +118,13 @@ class SoftmaxMSELoss(SoftmaxMAELoss):
     "Mean squared error behind a softmax, with the options of cross entropy"
     distance = staticmethod(torch.square)
 
-def softmax_mse(
-    input: Tensor,  # logits: (C), (N, C) or (N, C, d1, ..., dK)
-    target: Tensor,  # class indices, or probabilities
-    weight: Optional[Tensor] = None,  # a weight for each class
-    **options,  # ignore_index, reduction, label_smoothing
-) -> Tensor:
+def softmax_mse(input: Tensor, target: Tensor,
+                weight: Optional[Tensor] = None, **options) -> Tensor:
     "Squared distance between softmax and target, summed over classes"
     return SoftmaxMSELoss(weight, **options)(input, target)
 
-def softmax_mae(
-    input: Tensor,  # logits: (C), (N, C) or (N, C, d1, ..., dK)
-    target: Tensor,  # class indices, or probabilities
-    weight: Optional[Tensor] = None,  # a weight for each class
-    **options,  # ignore_index, reduction, label_smoothing
-) -> Tensor:
+def softmax_mae(input: Tensor, target: Tensor,
+                weight: Optional[Tensor] = None, **options) -> Tensor:
     "Absolute distance between softmax and target, summed over classes"
     return SoftmaxMAELoss(weight, **options)(input, target)
 
@@ -329,15 +320,8 @@ def _tempered(logits: Tensor, norm: Tensor, t: float) -> Tensor:
     "Logarithm of the tempered exponential of `logits - norm`"
     return torch.log1p((t - 1) * (norm - logits)) * (-1 / (t - 1))
 
-def _newton(logits: Tensor, norm: Tensor, dim: int, t: float) -> Tensor:
-    "A step towards the `norm` at which the probabilities sum to 1"
-    log_q = _tempered(logits, norm, t)
-    total = log_q.exp().sum(dim, keepdim=True)
-    slope = (t * log_q).exp().sum(dim, keepdim=True) / total
-    return norm + torch.expm1((t - 1) * total.log()) / ((t - 1) * slope)
-
 def _halley(logits: Tensor, norm: Tensor, dim: int, t: float) -> Tensor:
-    "The same with an error of third order, and with derivatives"
+    "A step towards the `norm` at which the probabilities sum to 1"
     fixed = logits.detach()
     change = (logits - fixed).masked_fill(fixed == -math.inf, 0)  # of nothing
     log_q = _tempered(fixed, norm, t)
@@ -357,7 +341,11 @@ def tempered_log_softmax(logits: Tensor, dim: int, t: float) -> Tensor:
     logits = logits - logits.detach().amax(dim, keepdim=True)
     fixed = logits.detach()
     norm = torch.zeros_like(fixed.amax(dim, keepdim=True))
-    for _ in range(3 if t <= 1.2 else 7): norm = _newton(fixed, norm, dim, t)
+    for _ in range(3 if t <= 1.2 else 7):  # Newton's steps
+        log_q = _tempered(fixed, norm, t)
+        total = log_q.exp().sum(dim, keepdim=True)
+        slope = (t * log_q).exp().sum(dim, keepdim=True) / total
+        norm = norm + torch.expm1((t - 1) * total.log()) / ((t - 1) * slope)
     return _tempered(logits, _halley(logits, norm, dim, t), t)
 
 # %% ../nbs/use/01_robust_losses.ipynb #012fcecd

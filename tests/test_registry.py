@@ -61,9 +61,7 @@ def test_what_a_loss_says_of_itself():
     ("tce:-1", {}, ValueError, "alpha: got -1.0, expected a finite number >= 0"),
     ("tce:nan", {}, ValueError, "alpha: got nan, expected a finite number >= 0"),
     ("tce:1", dict(alpha=1.5), TypeError, ".* got multiple values for keyword argument 'alpha'"),
-    ("tce", dict(beta=1), TypeError, "beta: got an argument that the loss 'tce' does not have"),
-    ("ntce", dict(beta=1), TypeError, "beta: got an argument that the loss 'ntce' does not have"),
-    ("gce", dict(alpha=1), TypeError, "alpha: got an argument that the loss 'gce' does not have"),
+    ("gce", dict(alpha=1), TypeError, ".* got an unexpected keyword argument 'alpha'"),
 ])
 def test_a_mistake_is_named(word, options, kind, message):
     with pytest.raises(kind, match=f"^{message}"): get_loss(word, **options)
