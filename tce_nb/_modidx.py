@@ -151,7 +151,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'tce_nb.report.claims.Comparison': ('report/claims.html#comparison', 'tce_nb/report/claims.py'),
                                       'tce_nb.report.claims.Comparison.ends': ( 'report/claims.html#comparison.ends',
                                                                                 'tce_nb/report/claims.py'),
-                                      'tce_nb.report.claims.Result': ('report/claims.html#result', 'tce_nb/report/claims.py'),
                                       'tce_nb.report.claims._count': ('report/claims.html#_count', 'tce_nb/report/claims.py'),
                                       'tce_nb.report.claims._epochs_needed': ( 'report/claims.html#_epochs_needed',
                                                                                'tce_nb/report/claims.py'),

@@ -1,10 +1,9 @@
 """The book builds without a warning, and its pages are what readers expect."""
 import re
-import subprocess
 from html import unescape
 
 import pytest
-from conftest import BIN, CHAPTERS, ROOT
+from conftest import CHAPTERS, ROOT
 
 
 @pytest.fixture(scope="module")
@@ -81,28 +80,7 @@ def test_nothing_is_fetched_from_elsewhere(pages):
         assert fetched == [], name
 
 
-def test_the_download_button_gives_the_notebook(book, pages):
-    for name in pages:
-        notebook = name.replace(".html", ".ipynb")
-        if not (ROOT/notebook).exists(): continue
-        assert f"_sources/{notebook}" in pages[name]
-        assert (book/"_sources"/notebook).read_bytes() == (ROOT/notebook).read_bytes()
-
-
 def test_buttons_are_there_if_there_is_an_address_and_not_before(pages):
     address = re.search(r"(?m)^git_url =[ \t]*\S", (ROOT/"settings.ini").read_text())
     for button in (r'href="https?://colab', "btn-source-repository"):
         assert any(re.search(button, page) for page in pages.values()) == bool(address)
-
-
-def test_one_setting_turns_the_buttons_on(clone):
-    settings = clone/"settings.ini"
-    settings.write_text(re.sub("(?m)^git_url =.*$", "git_url = https://github.com/owner/tce_nb", settings.read_text()))
-    (clone/"_toc.yml").write_text("format: jb-book\nroot: nbs/index\nchapters:\n  - file: nbs/use/05_package\n")
-    (clone/"nbs/index.md").write_text("# Title\n")
-    (clone/"_config.yml").write_text((clone/"_config.yml").read_text().replace("force", "'off'"))
-    subprocess.run([str(BIN/"jupyter-book"), "build", "."], cwd=clone, check=True, capture_output=True)
-    page = (clone/"_build/html/nbs/use/05_package.html").read_text()
-    for address in ("github.com/owner/tce_nb", "colab.research.google.com/github/owner/tce_nb",
-                    "github.com/owner/tce_nb/issues/new"):
-        assert f'href="https://{address}' in page

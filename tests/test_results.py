@@ -1,6 +1,5 @@
 """Results: which runs count, the one statistic, and what tables, curves and the README show of them."""
 import math
-import re
 
 import numpy as np
 import pandas as pd
@@ -190,28 +189,12 @@ def test_one_seed_has_no_bold_and_the_digits_of_the_test_set():
     assert "99.31 (1)" in text and "99.52 (1)<br>last 99.5<br>+0.2 |" in text and "**" not in text
 
 
-def test_the_normalised_loss_has_a_row_of_its_own():
-    text = table_markdown(accuracy_table(pd.concat([both(), runs_of("ntce:1.5", 56, 57, 58)]), "table2"), "", "x")
-    rows = re.findall(r"^\| ([^|]*) \|", text, re.M)
-    assert rows[2:] == ["CE", "MSE", "MAE", *(f"TCE α&nbsp;=&nbsp;{a}" for a in ("0.5", "1", "1.5", "2")), "normalised TCE α&nbsp;=&nbsp;1.5"]
-
-
 # curves and speed
 
 def history_of(runs, accuracies, memorised=None):
     half = len(accuracies) // 2
     return pd.DataFrame([dict(name=name, epoch=epoch, lr=0.1 if epoch <= half else 0.01, test_accuracy=a / 100, memorised=memorised)
                          for name in runs.name for epoch, a in enumerate(accuracies, 1)])
-
-
-def test_overfitting_compares_fixed_stretches():
-    runs = runs_of("ce", 50, 51)
-    table = overfit_after_drop(runs, history_of(runs, [20, 30] * 8 + [60] * 8 + [50] * 8, 0.4))
-    assert table[["early", "drop", "after", "end", "rise", "memorised"]].round(9).drop_duplicates().values.tolist() == [
-        [0, 30, 40, 50, 10, 40]]
-    assert overfit_after_drop(runs, history_of(runs, [50]).assign(lr=0.1)).rise.isna().all()
-    assert overfit_after_drop(runs[:0], history_of(runs, [50])).empty
-    assert curves(runs, history_of(runs, [20, 30])).error.tolist() == [80, 70] * 2
 
 
 def test_speed_is_fractional_and_never_negative():

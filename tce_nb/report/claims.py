@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Iterable, NamedTuple, Optional, Union
+from typing import Any, Iterable, Optional, Union
 
 import pandas as pd
 
@@ -202,35 +202,25 @@ def compare(
     return gain(first - second, 0 * (first - second))
 
 # %% ../../nbs/report/03_claims.ipynb #e1d00009
-class Result(NamedTuple):
-    "What a comparison found"
-    label: str
-    unit: str
-    scale: str              # of our runs
-    ours: Optional[Gain]
-    paper: Optional[Gain]   # the printed difference, which has no interval
-    margin: Optional[float]  # of a claim that says "as good as"
-
-def result_of(evidence: dict, comparison: Comparison, bench: dict) -> Result:
-    "What our runs and the paper's numbers say of a comparison"
+def result_of(evidence: dict, comparison: Comparison, bench: dict) -> dict:
+    "What our runs, at their `scale`, and the paper say of a comparison"
     found = {scale: compare(evidence, comparison, scale) for scale in SCALES}
     scale = next((scale for scale in SCALES if found[scale]), "")
     ours, paper = found.get(scale), compare(evidence, comparison, "printed")
     if comparison.quantity == "time":
         scale, ours = "bench", _extra_time(bench)
-    return Result(label_of(comparison), _UNITS[comparison.quantity][0], scale,
-                  ours, paper, comparison.margin)
+    return dict(label=label_of(comparison), scale=scale, ours=ours,
+                unit=_UNITS[comparison.quantity][0], paper=paper,
+                margin=comparison.margin)
 
-# %% ../../nbs/report/03_claims.ipynb #e1d00010
 def _extra_time(bench: dict) -> Optional[Gain]:
     "How much longer an epoch takes with TCE than with CE, in percent"
-    rows = {row["name"]: row for row in bench.get("rows", ())}
-    if BENCH_EPOCH not in rows:
-        return None
-    row = rows[BENCH_EPOCH]
-    more, low, high = (100 * (row[name] - 1)
-                       for name in ("ratio", "low", "high"))
-    return Gain(more, row["rounds"], low, high)
+    for row in bench.get("rows", ()):
+        if row["name"] == BENCH_EPOCH:
+            more, low, high = (100 * (row[name] - 1)
+                               for name in ("ratio", "low", "high"))
+            return Gain(more, row["rounds"], low, high)
+    return None
 
 # %% ../../nbs/report/03_claims.ipynb #a417c7c2
 @dataclass(frozen=True)
@@ -374,11 +364,11 @@ def claims_table(
         ).set_index("name")
 
 # %% ../../nbs/report/03_claims.ipynb #d1d00023
-def _judged(results: list[Result]) -> dict[str, Any]:
+def _judged(results: list[dict]) -> dict[str, Any]:
     "What its comparisons say of a claim, in the paper's numbers and ours"
-    ours = [outcome(r.ours, r.margin) for r in results if r.ours]
-    paper = [(outcome(r.paper, r.margin)[0], True) for r in results
-             if r.paper]
+    ours = [outcome(r["ours"], r["margin"]) for r in results if r["ours"]]
+    paper = [(outcome(r["paper"], r["margin"])[0], True) for r in results
+             if r["paper"]]
     return dict(paper=verdict(paper), ours=verdict(ours), count=_count(ours),
                 comparisons=results)
 
@@ -413,10 +403,10 @@ def _folded(name: str, row: pd.Series) -> str:
     "A claim and its comparisons as a folded box"
     lines = []
     for r in row.comparisons:
-        label = f"{r.label} · `{r.scale}`" if r.scale else r.label
-        ours = f"{r.ours} {r.unit} ({r.ours.n})" if r.ours else "–"
-        paper = signed(r.paper.points, 2) if r.paper else "–"
-        lines.append([label, ours, paper])
+        label = f"{r['label']} · `{r['scale']}`" if r["scale"] else r["label"]
+        ours, paper = r["ours"], r["paper"]
+        lines.append([label, f"{ours} {r['unit']} ({ours.n})" if ours else "–",
+                      signed(paper.points, 2) if paper else "–"])
     return "\n".join([
         f":::{{dropdown}} {row.text} {row.ours.capitalize()}",
         f":name: claim-{name}", "", f"{row['where']}. {row.note}", "",

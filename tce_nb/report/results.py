@@ -85,7 +85,6 @@ def gain(
         return Gain(mean, n)
     return Gain(mean, n, mean - half, mean + half)
 
-# %% ../../nbs/report/01_results.ipynb #e1b00006
 def _by_seed(runs, reading: str = "selected") -> pd.Series:
     "The accuracy of the runs of a cell in percent, by scale and seed"
     if isinstance(runs, pd.DataFrame):
