@@ -39,10 +39,6 @@ def test_code_is_folded_outside_the_library(pages):
     assert "tag_hide-input" in pages["nbs/paper/derivation.html"]
 
 
-def test_a_page_says_when_it_changed(pages):
-    assert ("Last updated on 20" in pages["nbs/about.html"]) == (ROOT/".git").exists()
-
-
 def test_no_page_shows_an_error_or_a_directive(pages):
     for name, page in pages.items():
         shown = text_of(page)
