@@ -118,20 +118,6 @@ def test_value_and_slope_are_exact_to_the_last_digits(dtype):
         assert_close(value.double(), exact, rtol=60 * eps, atol=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("alpha", ALPHAS)
-def test_extreme_and_masked_logits_stay_finite(alpha, dtype):
-    x = torch.tensor([[1e4, -1e4, 0.0], [-1e4, 1e4, -math.inf], [0.0, 0.0, -math.inf]],
-                     dtype=dtype, requires_grad=True)
-    labels, soft = torch.tensor([1, 0, 1]), torch.tensor([[0.5, 0.5, 0.0]], dtype=dtype).expand(3, 3)
-    for target, smoothing in ((labels, 0.0), (labels, 0.1), (soft, 0.0)):
-        if alpha == 0 and target is soft or smoothing and (alpha == 0 or dtype == torch.float16 and alpha < 1):
-            continue  # infinite, as in torch, or beyond 16 bits
-        value, gradient = value_and_gradient(
-            tamed_cross_entropy(x, target, alpha, label_smoothing=smoothing), x)
-        assert value.dtype == dtype and value.isfinite() and gradient.isfinite().all()
-
-
 # inductor needs a C++ compiler, and torch in a folder without spaces
 CAN_COMPILE = shutil.which(os.environ.get("CXX", "g++")) and " " not in torch.__file__
 BACKENDS = ["aot_eager"] + ["inductor"] * bool(CAN_COMPILE)
@@ -152,16 +138,10 @@ def test_compile_without_graph_breaks(backend):
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("soft", [False, True], ids=["indices", "soft"])
-def test_function_transforms(alpha, soft):
+def test_forward_mode_and_hessian(alpha, soft):
     logits, target = example((6, 5), soft)
     logits = logits.detach()
     def loss(x, t): return tamed_cross_entropy(x, t, alpha)
-    single = torch.func.vmap(loss)(logits, target)
-    assert_close(single, tamed_cross_entropy(logits, target, alpha, reduction="none"))
-    gradients = torch.func.vmap(torch.func.grad(loss))(logits, target)
-    x = logits.clone().requires_grad_()
-    total = tamed_cross_entropy(x, target, alpha, reduction="sum")
-    assert_close(gradients, torch.autograd.grad(total, x)[0])
     hessian = torch.func.hessian(loss)(logits[0].double(), target[0])
     assert hessian.shape == (5, 5) and hessian.isfinite().all()
     assert_close(hessian, hessian.T)
