@@ -10,6 +10,9 @@ RUN := OMP_NUM_THREADS=1 TCE_DATA="$${TCE_DATA:+$$(cd "$$TCE_DATA" && pwd)}"
 # PyTorch's profiler, which measures memory, else prints when it starts
 export KINETO_LOG_LEVEL := 99
 
+# leaves the seconds since .venv/.began-NAME for the benchmark
+took = echo $$(( $$(date +%s) - $$(cat .venv/.began-$(1)) )) > .venv/.seconds-$(1)
+
 .PHONY: help book pdf test bench stats sync constraints clean
 .DEFAULT_GOAL := help
 
@@ -17,9 +20,11 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 book: $(READY) ## run a comparison on digits, build the book into _build/html
+	@date +%s > .venv/.began-book
 	$(BIN)/nbdev_export
 	$(RUN) $(BIN)/tce sweep --preset digits
 	$(RUN) $(BIN)/jupyter-book build . -n -W --keep-going --quiet
+	@$(call took,book)
 	@echo "The book is ready: open $(CURDIR)/_build/html/index.html"
 
 pdf: $(READY) ## print the whole book into _build/tce_nb.pdf; needs Chromium
@@ -27,7 +32,9 @@ pdf: $(READY) ## print the whole book into _build/tce_nb.pdf; needs Chromium
 	$(BIN)/python tests/print_pdf.py _build/singlehtml/nbs/index.html _build/tce_nb.pdf
 
 test: $(READY) ## run all tests: library, notebooks, book, package
+	@date +%s > .venv/.began-test
 	$(RUN) $(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(call took,test)
 
 stats: ## count lines and public names of each room
 	@$(PYTHON) tests/rooms.py
@@ -58,6 +65,8 @@ $(READY): constraints.txt settings.ini setup.py pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: $$($(PYTHON) --version) is too old: Python 3.10 or newer is needed, name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) has no venv or pip: install them (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
+	@date +%s > .venv/.began-setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip setuptools wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable ".[dev]"
+	@$(call took,setup)
 	@touch $(READY)

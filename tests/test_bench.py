@@ -29,6 +29,7 @@ def test_every_goal_has_its_row(monkeypatch, tmp_path):
                         "forward /": 4, "js /": 6, "bitempered /": 10, "loop, float32": 1.6, "loop, bfloat16": 2, "augmentation": 20,
                         "epoch of the trainer": 1.01}.items():
         assert [value for name, value in goals.items() if words in name] == [goal], words
+    assert [sum("fastest kernel" in name and precision in name for name in rows) for precision in ("float32", "bfloat16")] == [1, 1]
 
 
 class FakeLoop(dict):
@@ -37,8 +38,12 @@ class FakeLoop(dict):
     def close(self): pass
 
 
-def test_the_table_says_what_was_met_and_on_what():
-    rows = [dict(name="a / b", ratio=1.25, low=1.2, high=1.3, at_most=1.1), dict(name="a / c", ratio=3.0, at_least=2)]
+def test_the_table_says_what_was_met_and_on_what(tmp_path, monkeypatch):
+    (tmp_path/".venv").mkdir()
+    (tmp_path/".venv/.seconds-test").write_text("900")
+    monkeypatch.setattr(bench, "project_folder", lambda: tmp_path)
+    rows = [*bench.duration_rows(), dict(name="a / b", ratio=1.25, low=1.2, high=1.3, at_most=1.1), dict(name="a / c", ratio=3.0, at_least=2)]
     text = bench.bench_markdown(dict(machine=bench.machine(), date="today", rows=rows))
+    assert "| make test / 10 minutes | 1.50 |  | at most 1 | **missed** |" in text
     assert "| a / b | 1.25 | 1.20 to 1.30 | at most 1.1 | **missed** |\n| a / c | 3.00 |  | at least 2 | met |" in text
     assert f"Measured on {device_name(torch.device('cpu'))}, " in text

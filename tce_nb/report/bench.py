@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,7 @@ from ..run.checkpoint import (
 from ..run.config import Config, rng_for
 from ..run.data import (
     Dataset, epoch_batches, import_torchvision, load)
+from ..run.records import project_folder
 from ..run.resnet import ResNet
 from ..run.sweep import KEEP_MEMORY
 from ..run.train import native_bfloat16, prepare, train_epoch
@@ -287,6 +289,39 @@ def bench_trainer(seconds: float, images: int = 768) -> list[Row]:
 # %% ../../nbs/report/04_bench.ipynb #e1e00005
 GFLOP_PER_IMAGE = 0.243
 
+def limit_loops(dtype=torch.float32, size: int = 1536) -> dict[str, tuple]:
+    "Kernels that a processor is fast at, and the GFLOP of a call"
+    a, b = torch.randn(2, size, size, dtype=dtype)
+    weight = torch.randn(128, 128, 3, 3, dtype=dtype)
+    x = torch.randn(32, 128, 32, 32, dtype=dtype)
+    weight, x = (tensor.to(memory_format=torch.channels_last)
+                 for tensor in (weight, x))
+    return {"matrix product": (lambda: a @ b, 2 * size ** 3 / 1e9),
+            "wide convolution": (
+                lambda: F.conv2d(x, weight, padding=1),
+                2 * x.numel() * weight[0].numel() / 1e9)}
+
+# %% ../../nbs/report/04_bench.ipynb #6da2182d
+def bench_limits(seconds: float, images: int = 256) -> list[Row]:
+    "A one-thread trainer as a share of the fastest kernel, per precision"
+    rows = []
+    for precision in ["float32"] + ["bfloat16"] * native_bfloat16():
+        kernels = limit_loops(getattr(torch, precision))
+        with tempfile.TemporaryDirectory() as folder:
+            path = _random_npz(folder, images)
+            times = take_turns({
+                "ours": our_loop(path, precision=precision),
+                **{name: loop for name, (loop, _) in kernels.items()}},
+                seconds)
+        pace = {name: [t / gflop for t in times[name]]
+                for name, (_, gflop) in kernels.items()}
+        best = min(pace, key=lambda name: statistics.median(pace[name]))
+        ours = [t / (images * GFLOP_PER_IMAGE) for t in times["ours"]]
+        rows.append(ratio_row(
+            f"one-thread trainer / fastest kernel here ({best}), {precision}, "
+            "FLOP/s", pace[best], ours))
+    return rows
+
 # %% ../../nbs/report/04_bench.ipynb #7205b2c6
 def _cutters(path: str) -> dict[str, Callable[[], object]]:
     "An epoch's augmented batches: ours, and torchvision's in a loader"
@@ -315,6 +350,20 @@ def machine() -> Row:
                 threads=1, bfloat16=native_bfloat16(),
                 torch=torch.__version__, python=platform.python_version(),
                 commit=library_commit())
+
+def duration_rows() -> list[Row]:
+    "How long the last `make test` and `make book` took, if they did"
+    rows = []
+    folder = (project_folder() or Path())/".venv"
+    goals = (("test", 10, ["test"]),
+             ("book, with set-up", 5, ["setup", "book"]))
+    for target, minutes, parts in goals:
+        paths = [folder/f".seconds-{part}" for part in parts]
+        if all(path.exists() for path in paths):
+            seconds = sum(float(path.read_text()) for path in paths)
+            rows.append(dict(name=f"make {target} / {minutes} minutes",
+                             ratio=seconds / (60 * minutes), at_most=1))
+    return rows
 
 # %% ../../nbs/report/04_bench.ipynb #9dff9a22
 def bench_markdown(
@@ -348,7 +397,8 @@ def main(args: Optional[list[str]] = None) -> None:
     options = parser.parse_args(args)
     torch.set_num_threads(1)
     rows = [*bench_losses(options.seconds), *bench_parts(options.seconds),
-            *bench_trainer(10 * options.seconds)]
+            *bench_trainer(10 * options.seconds),
+            *bench_limits(6 * options.seconds), *duration_rows()]
     report = dict(machine=machine(), date=time.strftime("%Y-%m-%d"), rows=rows)
     print(bench_markdown(report))
     if options.json:
