@@ -42,7 +42,7 @@ def draw(name, images, labels, true_labels, names, columns):
 
 def draw_strip(dataset):
     "The first training images of a data set with 40% noise"
-    data = load(dataset, download=False)
+    data = load(dataset)
     noisy = uniform_including_true(
         data.train_labels[:10], eta=0.4, num_classes=data.num_classes, seed=0)
     draw(f"strip-{dataset}", data.train_images[:10], noisy.labels, noisy.true_labels,

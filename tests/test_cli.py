@@ -16,7 +16,7 @@ from tce_nb.run import cli
 from tce_nb.run.cli import main
 from tce_nb.run.records import Files, record_run
 from tce_nb.run.config import Config, preset, run_name
-from tce_nb.run.plan import plan
+from tce_nb.run.plan import cost, plan
 
 TINY = dict(train_per_class=8, test_per_class=4, epochs=2, device="cpu")
 
@@ -29,8 +29,8 @@ def made(tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.parametrize("verb", ["run", "sweep", "status", "results"])
-def test_every_verb_has_examples_that_parse(verb, capsys):
+@pytest.mark.parametrize("verb", ["run", "sweep", "results"])
+def test_a_verb_has_examples_that_parse(verb, capsys):
     from tce_nb.run.cli import make_parser
     with pytest.raises(SystemExit) as ended: main([verb, "--help"])
     assert ended.value.code == 0
@@ -48,41 +48,30 @@ class Unlucky:
 
 @pytest.mark.parametrize("arguments, message", [
     ("run --loss cee", "loss: got 'cee', expected one of ce, .*did you mean ce\\?"),
-    ("run --loss ce --alpha 1", "alpha: got 1 with loss ce"),
-    ("run --loss tce:1 --alpha 1", "alpha: got 1 with loss tce:1"),
     ("run --eta 1.5", "eta: got 1.5, expected a number from 0 to 1"),
     ("run --lr inf", "lr: got inf, expected a number >= 0"),
-    ("run --dataset nothing.npz", "dataset: got 'nothing.npz', which cannot be read"),
+    ("run --dataset nothing.npz", "No such file or directory: 'nothing.npz'"),
     ("run --hold-out 1.5", "hold_out: got 1.5, expected a share below 1"),
     ("sweep --preset few --dataset cifar", "dataset: got 'cifar'.*did you mean cifar10"),
     ("sweep --preset few --loss tec", "loss: got 'tec'.*did you mean tce\\?"),
     ("sweep --preset few --loss tce:x", "loss: got 'tce:x', expected a number after 'tce:'"),
     ("sweep --preset few --eta -1", "eta: got -1.0, expected a number from 0 to 1"),
     ("sweep --preset few --seeds 0", "seeds: got 0, expected an int >= 1"),
-    ("sweep --preset few --set epoch=3", "--set: got 'epoch'.*did you mean epochs\\?"),
-    ("sweep --preset few --set epochs", "--set: got 'epochs', expected epochs=VALUE"),
-    ("sweep --preset few --set noise=pair_flip", "--set: got noise, which has an option: --noise"),
-    ("sweep --preset few --set seed=3", "--set: got seed, which has an option: --seeds"),
-    ("results --eta -3", "eta: got -3.0, expected a number from 0 to 1"),
-    ("results --dataset digts", "dataset: got 'digts', expected one of .*did you mean digits"),
+    ("sweep --preset few --set epoch=3", "epoch: not a field of Config.*did you mean epochs\\?"),
+    ("run --optimizer adam", "lr: got none with optimizer adam, expected one, such as 0.001"),
+    ("sweep --preset few --set optimizer=adam", "lr: got none with optimizer adam"),
     ("results --loss tec:1.5", "loss: got 'tec', .*did you mean tce\\?"),
-    ("results --noise pair", "noise: got 'pair', .*did you mean pair_flip"),
-    ("sweep --preset few --set hold_out=0", "hold_out: got 0, expected images or a share"),
     ("run --noise pair_flip", "--noise: got pair_flip without noise, expected --eta above 0"),
-    ("run --noise transition:T.npy --eta 1", "noise: got .*T.npy', which cannot be read"),
-    ("run --no-hold-out-noisy", "--hold-out-noisy: has no effect without --hold-out"),
+    ("run --noise transition:T.npy --eta 1", "No such file or directory: .*T.npy'"),
     ("sweep --preset few --set epochs=many", "epochs: got 'many', expected an int"),
     ("sweep --preset smoke --ray nowhere:1", "ray: no cluster at 'nowhere:1'"),
-    ("sweep --preset smoke --gpus-per-run 1", "--gpus-per-run: has no effect without --ray"),
-    ("sweep --preset smoke --ray auto --workers 2", "--workers: has no effect with --ray"),
-    ("sweep --preset smoke --ray auto --set device=cuda:1", "--set: got device=cuda:1, expected device=auto"),
     ("run --dataset cifar", "dataset: got 'cifar'.*did you mean cifar10"),
     ("sweep --preset digits --noise class_dependent", "noise: got class_dependent with digits, expected cifar10 or"),
     ("run --loss exit.py:Loss", "loss: got exit.py:Loss, expected a class or a function .* SystemExit: 3"),
     ("run --loss mine.py:Los", "loss: got mine.py:Los, expected a class or a function .* KeyError: 'Los'"),
     ("sweep --preset smoke --loss mine.py:Unlucky", "loss: got mine.py:Unlucky, expected .* ends with KeyError: 'no'"),
     ("sweep --preset smoke --loss ce mine.py", "loss: got 'mine.py', expected one of .*FILE.py:NAME"),
-    ("run --dataset broken.npz", "broken.npz: not a readable .npz file"),
+    ("run --dataset broken.npz --dry-run", "broken.npz: no readable .npz file"),
 ])
 def test_a_mistake_is_one_line_and_code_2(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -96,15 +85,9 @@ def test_a_mistake_is_one_line_and_code_2(arguments, message, capsys, tmp_path, 
 
 
 @pytest.mark.parametrize("arguments, message", [
-    *[(line, "error:") for line in (
-        "", "swep", "sweep", "sweep --preset papr", "run --hold-out many", "sweep --preset few --threads 1.5",
-        "results --csv --markdown")],
-    ("run --ephochs 3", "tce run: error: got --ephochs 3, which is no option here; did you mean --epochs?\nTry 'tce run --help'."),
-    ("sweep --preset smoke --wrkers=2", "tce sweep: error: got --wrkers=2, which is no option here; did you mean --workers?"),
-    ("run --eta 40%", "argument --eta: invalid float value: '40%'"),
-    ("run --seed x", "argument --seed: invalid int value: 'x'"),
-    ("run --limit -1", "argument --limit: invalid positive float value: '-1'"),
-    ("sweep --preset few --workers 0", "argument --workers: invalid positive int value: '0'")])
+    *[(line, "error:") for line in ("", "swep", "sweep", "sweep --preset papr", "sweep --preset few --threads 1.5")],
+    ("run --ephochs 3", "unrecognized arguments: --ephochs 3"), ("run --eta 40%", "argument --eta: invalid float value: '40%'"),
+    ("sweep --preset few --set epochs", "argument --set: invalid FIELD=VALUE value: 'epochs'")])
 def test_a_wrong_option_is_told_what_is_allowed(arguments, message, capsys):
     with pytest.raises(SystemExit) as ended: main(arguments.split())
     assert ended.value.code == 2 and message in capsys.readouterr().err
@@ -112,7 +95,7 @@ def test_a_wrong_option_is_told_what_is_allowed(arguments, message, capsys):
 
 def test_a_folder_that_cannot_be_written_to_is_named(capsys):
     assert main(["run", "--results", "/proc/nowhere"]) == 2
-    assert "--results: got '/proc/nowhere', expected a folder that can be written to" in capsys.readouterr().err
+    assert re.search("tce run: error: .*No such file or directory: '/proc/nowhere", capsys.readouterr().err)
 
 
 def test_a_gpu_that_is_not_there_is_refused_at_once(tmp_path, capsys, monkeypatch):
@@ -128,60 +111,31 @@ def test_the_command_without_a_script_on_the_path(tmp_path):
     assert ended.returncode == 2 and ended.stderr.startswith("tce results: error: ")
 
 
-@pytest.mark.parametrize("option", ["--results", "--data", "--checkpoints"])
-@pytest.mark.parametrize("given", ["", "~nobody_of_this_name/x", __file__])
-def test_what_is_no_folder_is_refused(option, given, capsys):
-    with pytest.raises(SystemExit) as ended: main(["sweep", "--preset", "smoke", option, given])
-    assert ended.value.code == 2
-    assert f"argument {option}: got {given!r}, expected a folder" in capsys.readouterr().err
-
-
 def test_a_dry_run_starts_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TCE_DATA", str(tmp_path))
     assert main(["sweep", "--preset", "paper", "--dry-run", "--results", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert said.count("waiting") == 588 and "588 runs, 588 to do: about" in said and "images/s" in said
-    assert main(["sweep", "--preset", "paper", "--dry-run", "--json", "--results", str(tmp_path)]) == 0
-    estimate = json.loads(capsys.readouterr().out)
-    assert len(estimate["runs"]) == 588 and estimate["images_per_second"] > 0
-    images = 588 * 256 * 50_000
-    assert estimate["hours"] * 3600 * estimate["slots"] * estimate["images_per_second"] > images
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_a_dry_run_says_what_bfloat16_would_gain(tmp_path, capsys, monkeypatch, native):
-    monkeypatch.setattr(cli, "native_bfloat16", lambda: native)
-    monkeypatch.setattr(cli, "measure_speed", lambda config, *_: {"float32": 200, "bfloat16": 300}[config.precision])
-    assert main(["run", "--device", "cpu", "--dry-run", "--results", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "at 200 images/s" in said and ("precision=bfloat16: 300 images/s, 1.5 times as fast" in said) == native
-
-
-def test_a_dry_run_counts_what_is_left(tmp_path, capsys):
-    ask = ["sweep", "--preset", "smoke", "--loss", "ce", "--seeds", "1", "--dry-run", "--json", "--results", str(tmp_path)]
-    def hours():
-        assert main(ask) == 0
-        return [run["hours"] for run in json.loads(capsys.readouterr().out)["runs"]]
-    whole, files = hours(), Files(plan("smoke", methods=["ce"], seeds=1)[0].name, tmp_path)
+def test_a_dry_run_counts_what_is_left(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "measure_speed", lambda config, threads: 1.0)
+    def seconds():
+        assert main([*"sweep --preset smoke --loss ce --seeds 1 --dry-run --results".split(), str(tmp_path)]) == 0
+        hours, minutes, seconds = re.search(r"waiting +(\d+):(\d+):(\d+)", capsys.readouterr().out).groups()
+        return 3600 * int(hours) + 60 * int(minutes) + int(seconds)
+    job = plan("smoke", methods=["ce"], seeds=1)[0]
+    files, whole = Files(job.name, tmp_path), int(cost(job.config))
+    assert seconds() == whole
     files.progress.parent.mkdir()
     files.progress.write_text(json.dumps(dict(epoch=3, epochs=4, test_accuracy=0.5, seconds=1.0)))
-    begun = hours()
-    assert begun[0] / begun[1] == pytest.approx(whole[0] / whole[1] / 4)
-    files.progress.unlink()
-    files.failure.write_text(json.dumps(dict(reason="no luck", final=True)))
-    assert hours()[0] > 0  # it will be tried again
+    assert seconds() == whole // 4
 
 
 def test_status_counts_what_there_is(made, capsys):
-    changes = ["--set", *(f"{k}={v}" for k, v in TINY.items())]
-    assert main(["status", "--preset", "smoke", "--seeds", "3", *changes, "--results", made]) == 0
-    assert "smoke: 8 runs: 6 done, 0 running, 0 failed, 2 waiting" in capsys.readouterr().out
-    assert main(["status", "--preset", "smoke", "--seeds", "3", *changes, "--results", made, "--json"]) == 0
-    states = json.loads(capsys.readouterr().out)["smoke"]
-    assert [state["state"] for state in states].count("done") == 6
-    assert main(["status", "--dataset", "mnist", "--results", made, "--json"]) == 0  # says nothing of other data
-    assert json.loads(capsys.readouterr().out) == {"other": []}
+    assert main(["status", "--results", made]) == 0
+    assert capsys.readouterr().out == "other: 6 done\n"
 
 
 def test_status_of_a_run_under_way(tmp_path, capsys):
@@ -189,37 +143,34 @@ def test_status_of_a_run_under_way(tmp_path, capsys):
     name = run_name(CONFIG)
     Files(name, tmp_path).record.parent.mkdir()
     with lock_of(name, tmp_path):
-        Files(name, tmp_path).progress.write_text(json.dumps(dict(epoch=1, epochs=2)))
-        held = subprocess.run([*TCE, "status", "--results", tmp_path, "--json"], capture_output=True, text=True)
-    assert json.loads(held.stdout)["other"] == [dict(name=name, state="running", reason=None, epoch=1, epochs=2)]
+        Files(name, tmp_path).progress.write_text(json.dumps(dict(epoch=1, epochs=2, test_accuracy=0.5, seconds=3)))
+        held = subprocess.run([*TCE, "status", "--results", tmp_path], capture_output=True, text=True)
+    assert held.stdout == f"other: 1 running\n  running {name}: epoch 1/2, test 50.00%, 0:00:03 left\n"
 
 
-def test_results_in_four_forms(made, capsys):
+def test_results_as_tables_and_as_csv(made, capsys):
     def said(*form):
         assert main(["results", "--results", made, "--reading", "last", *form]) == 0
         return capsys.readouterr().out
     text, frame = said(), pd.read_csv(__import__("io").StringIO(said("--csv")))
     assert set(frame.method) == {"ce", "tce:1.5"} and frame.n.tolist() == [2, 2]
     shown = f"{100 * frame['mean'][0]:.2f} ± {100 * frame['std'][0]:.2f} (2)"
-    assert shown in text and "80 training and 40 test images, 2 epochs" in text
-    assert f"| {shown} |" in said("--markdown")
-    assert json.loads(said("--json"))[0]["n"] == 2
-    assert "no runs are recorded here" in said("--dataset", "mnist")
+    assert shown in text and "trained_on 80, tested_on 40, epochs 2, recipe" in text
+    assert said("--dataset", "mnist") == ""
     assert "tce:1.5" not in said("--loss", "ce") and "ce " in said("--loss", "ce", "--eta", "0.4")
     assert "tce:1.5" in said("--loss", "tce")
     record_run(other := preset("smoke", alpha=3.0, eta=0.4, seed=1, **TINY), made)
     try: assert "tce:3" in said("--loss", "tce")  # not only the paper's exponents
     finally: Files(run_name(other), made).record.unlink()
-    assert "no runs are" in said("--eta", "0.9") and "no runs are" in said("--preset", "few")
+    assert said("--eta", "0.9") == said("--preset", "few") == ""
 
 
 def test_results_name_what_they_skip(made, capsys):
-    assert main(["results", "--results", "nowhere"]) == 2
-    assert re.search("--results: got .*nowhere, expected a folder", capsys.readouterr().err)
+    assert main(["results", "--results", "nowhere"]) == 0
+    assert "no runs are recorded here" in capsys.readouterr().err
     rubbish = Files("rubbish", made).record
     rubbish.write_text("{")
-    assert main(["results", "--results", made]) == 0
-    assert "skipped" in (said := capsys.readouterr()).err and "rubbish.json" in said.err
+    with pytest.warns(UserWarning, match="skipped 1 file.*\n.*rubbish.json"): main(["results", "--results", made])
     rubbish.unlink()
 
 
@@ -233,17 +184,9 @@ def test_one_run_and_again(tmp_path, capfd):
     assert "done digits-tce1.5-eta0-train-seed1" in capfd.readouterr().err
     files = Files(run_name(CONFIG), tmp_path)
     first = json.loads(files.record.read_text())
-    assert main([*arguments, "--json"]) == 0
-    said = capfd.readouterr()
-    assert json.loads(said.out)[0]["state"] == "done"
-    assert re.search(r"1 of 1 recorded already: test \d+.\d\d% .*; --rerun trains again", said.err)
+    assert main(arguments) == 0
+    assert capfd.readouterr().err == f"1 done\nrecords: {tmp_path}/records\n"
     assert json.loads(files.record.read_text()) == first
-    assert main([*arguments, "--rerun"]) == 0
-    again = json.loads(files.record.read_text())
-    assert again["history"]["test_accuracy"] == first["history"]["test_accuracy"]
-    assert again["history"]["seconds"] != first["history"]["seconds"]
-    assert main(["status", "--results", str(tmp_path)]) == 0
-    assert "other: 1 run: 1 done, 0 running, 0 failed" in capfd.readouterr().out
 
 
 def test_a_cell_whose_runs_diverged_says_so(tmp_path, capsys):
@@ -273,7 +216,7 @@ def test_a_loss_of_ones_own_is_found_in_the_results(tmp_path, capsys):
 def test_every_field_has_its_help(capsys):
     with pytest.raises(SystemExit): main(["run", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    for field in fields(Config): assert " ".join(field.metadata["help"].split()) in said or field.name in ("loss", "hold_out", "milestones")
+    for field in fields(Config): assert " ".join(field.metadata["help"].split()) in said
 
 
 def test_a_run_of_few_holds_out_its_own_images():
@@ -282,7 +225,7 @@ def test_a_run_of_few_holds_out_its_own_images():
     assert config("--preset few --dataset cifar10 --loss ce --eta 0.4 --seed 1") == preset(
         "few", dataset="cifar10", loss="ce", eta=0.4, seed=1)
     assert config("--preset few --dataset cifar10").hold_out == 0.1
-    assert config("--preset paper --dataset cifar100 --hold-out").hold_out == 5000
+    assert config("--preset paper --dataset cifar100 --hold-out 5000").hold_out == 5000
     assert config("--preset paper --dataset cifar100").hold_out == 0
 
 
@@ -299,8 +242,8 @@ def test_a_terminal_gets_a_live_table(tmp_path):
         shown += part
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, shown
     text = shown.decode()
-    assert "1 running" in text and re.search(r"\d+/60 +\d+\.\d\d%", text) and "1 done" in text
-    assert re.search(r"done digits\S+: test \d+\.\d\d% at the last epoch", text)
+    assert "1 running" in text and re.search(r"epoch \d+/60, test \d+\.\d\d%", text) and "1 done" in text
+    assert re.search(r"done digits\S+: test \d+\.\d\d% at epoch 60", text)
     assert text.count("Traceback") == 0
 
 

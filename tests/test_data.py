@@ -1,6 +1,5 @@
 """Data sets from good and bad files, and the augmentation's distribution."""
 import concurrent.futures
-import gzip
 import importlib
 import struct
 import sys
@@ -50,19 +49,15 @@ def test_a_root_with_an_npz_needs_no_torchvision(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("changes, message", [
-    (dict(train_images=None), "has no train_images"),
+    (dict(train_images=None), "got no train_images, expected the arrays train_images, train_labels"),
     (dict(train_images=np.zeros((20, 3, 32, 32))), "train_images: got float64 of shape (20, 3, 32, 32), expected uint8"),
     (dict(test_images=np.zeros((10, 32, 32, 3), np.uint8)), "test_images: got uint8 of shape (10, 32, 32, 3)"),
     (dict(train_images=np.zeros((20, 1, 32, 32), np.uint8)), "with the same C in both parts"),
-    (dict(train_labels=np.arange(19)), "train_labels: got int64 of shape (19,) from 0 to 18, expected 20 integers"),
+    (dict(train_labels=np.arange(19)), "train_labels: got int64 of shape (19,), expected 20 integers"),
     (dict(train_labels=np.arange(20) / 2), "train_labels: got float64"),
-    (dict(test_labels=np.arange(10) - 1), "test_labels: got int64 of shape (10,) from -1 to 8, expected 10 integers from 0 to 65535"),
-    (dict(train_labels=np.array([{}] * 20)), "not a readable .npz file"),
-    (dict(train_labels=np.arange(20) * 10**8), "from 0 to 1900000000, expected 20 integers from 0 to 65535"),
+    (dict(test_labels=np.arange(10) - 1), "test_labels: got int64 of shape (10,), expected 10 integers from 0"),
+    (dict(train_labels=np.array([{}] * 20)), "no readable .npz file"),
     (dict(test_labels=np.arange(0)), "test_labels: got int64 of shape (0,), expected 10 integers"),
-    (dict(mirror=np.array("false")), "mirror: got <U5 of shape (), expected one True or False"),
-    (dict(train_labels=1 + np.arange(20) % 5, test_labels=np.ones(10, int)), "its labels count from 1, expected from 0"),
-    (dict(test_labels=np.arange(10)), "no training image has the class 5 of a test image"),
 ])
 def test_bad_npz_is_named(tmp_path, changes, message):
     path = save(tmp_path/"bad.npz", **changes)
@@ -76,61 +71,37 @@ def test_a_damaged_npz_is_named(tmp_path, damage):
     whole = path.read_bytes()
     half = len(whole) // 2
     path.write_bytes({"empty": b"", "cut": whole[:half], "flip": whole[:half] + b"flip" + whole[half + 4:]}[damage])
-    with pytest.raises(DataError, match="bad.npz: not a readable .npz file, or cut short"): load_npz(path)
+    with pytest.raises(DataError, match="bad.npz: no readable .npz file"): load_npz(path)
     path.unlink()
-    with pytest.raises(DataError, match="bad.npz: no such file"): load_npz(path)
+    with pytest.raises(DataError, match="bad.npz: no readable .npz file .*No such file"): load_npz(path)
 
 
-def test_labels_beyond_the_class_count(tmp_path):
-    save(tmp_path/"mnist.npz", channels=1, train_labels=np.arange(20))
-    with pytest.raises(DataError, match="holds the label 19, expected 0 to 9"):
-        load("mnist", root=tmp_path)
-
-
-def write_mnist(root, n=30):
-    "A tiny MNIST in the original format"
-    raw = root/"MNIST"/"raw"
+def test_mnist_is_padded(tmp_path):
+    raw = tmp_path/"MNIST"/"raw"
     raw.mkdir(parents=True)
-    for part, size in (("train", n), ("t10k", n // 2)):
+    for part, size in (("train", 30), ("t10k", 15)):
         images = struct.pack(">IIII", 2051, size, 28, 28) + bytes(i % 256 for i in range(size * 784))
-        labels = struct.pack(">II", 2049, size) + bytes(i % 10 for i in range(size))
-        (raw/f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
-        (raw/f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
-    return raw
-
-
-def test_mnist_is_padded_and_its_folder_left_alone(tmp_path):
-    raw = write_mnist(tmp_path)
-    before = {p.name: p.read_bytes() for p in raw.iterdir()}
+        (raw/f"{part}-images-idx3-ubyte").write_bytes(images)
+        (raw/f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, size) + bytes(i % 10 for i in range(size)))
     loaded = load("mnist", root=tmp_path)
     assert loaded.train_images.shape == (30, 1, 32, 32) and len(loaded.test_labels) == 15
     assert (loaded.train_images[:, :, :2] == 0).all() and (loaded.train_images[..., -2:] == 0).all()
     assert loaded.train_images[0, 0, 2, 2:6].tolist() == [0, 1, 2, 3] and not loaded.mirror
     assert loaded.train_labels.tolist() == [*range(10)] * 3
-    assert {p.name: p.read_bytes() for p in raw.iterdir()} == before
-
-
-@pytest.mark.parametrize("damage", ["cut", "flip"])
-def test_a_damaged_mnist_archive_is_named(tmp_path, damage):
-    archive = write_mnist(tmp_path)/"train-images-idx3-ubyte.gz"
-    content = bytearray(archive.read_bytes())
-    if damage == "cut": content = content[:len(content) // 2]
-    else: content[len(content) // 2] ^= 1
-    archive.write_bytes(content)
-    with pytest.raises(DataError, match="mnist: missing or damaged in .*; load it once with a network"):
-        load("mnist", root=tmp_path, download=False)
 
 
 @pytest.mark.parametrize("dataset, files", [
     ("cifar10", [*(f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)), "cifar-10-batches-py/test_batch"]),
     ("svhn", ["train_32x32.mat", "test_32x32.mat"])])
-def test_files_with_another_checksum_are_never_opened(tmp_path, dataset, files):
+def test_files_with_another_checksum_are_never_opened(tmp_path, monkeypatch, dataset, files):
+    def no_network(*_): raise DataError("no network")
+    monkeypatch.setattr(data, "_download", no_network)
     owned = tmp_path/"owned"
     for name in files:
         (tmp_path/name).parent.mkdir(exist_ok=True)
         (tmp_path/name).write_bytes(f"cos\nsystem\n(S'touch {owned}'\ntR.".encode())
-    with pytest.raises(DataError, match=f"{dataset}: missing or damaged"):
-        load(dataset, root=tmp_path, download=False)
+    with pytest.raises(DataError, match="no network"):
+        load(dataset, root=tmp_path)
     assert not owned.exists()
 
 

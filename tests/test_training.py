@@ -25,7 +25,7 @@ from tce_nb.run.checkpoint import (
     CheckpointError, device_name, environment, save_checkpoint)
 from tce_nb.run.config import Config, learning_rate, lr_milestones, run_key, preset, rng_for
 from tce_nb.run.train import (
-    NoGPU, check_look_alikes, evaluate, make_task, pick_device, predict, prepare, report, train)
+    evaluate, make_task, pick_device, predict, prepare, report, train)
 
 TINY = Config(train_per_class=8, test_per_class=4, batch_size=16, depth=8,
               epochs=5, eta=0.4, hold_out=0.1, device="cpu")
@@ -44,15 +44,6 @@ def stopped_after(epochs, config, path):
     run = train(config, path, keep)
     os.replace(path.with_suffix(".kept"), path)
     return run
-
-
-def test_bfloat16_is_refused_where_the_processor_has_none(monkeypatch):
-    config = replace(TINY, precision="bfloat16", epochs=1)
-    monkeypatch.setattr(training, "native_bfloat16", lambda: False)
-    with pytest.raises(ValueError, match="precision: got 'bfloat16' on a processor without AVX512_BF16 or AMX"):
-        train(config)
-    monkeypatch.setattr(training, "native_bfloat16", lambda: True)
-    prepare(config)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +75,7 @@ def test_streams_are_independent():
 def test_history_has_what_was_promised(capsys):
     run = train(TINY, progress=True)
     said = capsys.readouterr().err.splitlines()  # a line for each epoch
-    assert len(said) == 5 and said[4].startswith("digits tce:1.5 eta 0.4 seed 0: epoch 5/5, test") and "images/s" in said[4]
+    assert len(said) == 5 and said[4].startswith("digits-tce1.5-eta0.4-select-seed0: epoch 5/5, test") and "images/s" in said[4]
     for row in run.history:
         assert set(row) == {
             "epoch", "lr", "train_loss", "train_accuracy", "clean_accuracy", "memorised", "corrected",
@@ -410,7 +401,7 @@ def test_presets():
 
 def test_a_gpu_that_is_not_there():
     if not torch.cuda.is_available():
-        with pytest.raises(NoGPU, match="device: got 'cuda', but PyTorch finds no GPU"): pick_device("cuda")
+        with pytest.raises(ValueError, match="device: got 'cuda', but PyTorch finds no GPU"): pick_device("cuda")
     assert pick_device("auto").type in ("cpu", "cuda") and pick_device("cpu").type == "cpu"
 
 
@@ -431,8 +422,7 @@ def test_a_run_on_a_gpu_names_its_host_too(monkeypatch):
     assert made_on["versions"]["cudnn"] == "92000" and made_on["cpu_capability"]
 
 
-def test_a_network_is_examined_in_the_precision_of_its_run(monkeypatch):
-    monkeypatch.setattr(training, "native_bfloat16", lambda: True)
+def test_a_network_is_examined_in_the_precision_of_its_run():
     run = train(replace(TINY, train_per_class=4, precision="bfloat16", epochs=1))
     images = Images(run.task.data.test_images, run.task.mean, run.task.std)
     with run.autocast: half = predict(run.net, images)
@@ -481,16 +471,11 @@ def test_human_labels_of_a_subset_are_those_of_its_images(tmp_path, monkeypatch)
     assert torch.equal(task.noisy.true_labels, task.data.train_labels)
 
 
-def test_look_alikes_are_known_of_cifar_alone(tmp_path):
-    config = Config(noise="class_dependent", eta=0.4)
-    images = np.random.default_rng(0).integers(256, size=(200, 3, 32, 32), dtype=np.uint8)
-    np.savez(tmp_path/"cifar10.npz", train_images=images, train_labels=np.arange(200) % 10,
-             test_images=images[:10], test_labels=np.arange(10))
-    task = make_task(replace(config, dataset=str(tmp_path/"cifar10.npz")))
-    assert 0.1 < task.noisy.wrong_rate < 0.3  # half of the classes have a look-alike
-    for known in (replace(config, eta=0.0), replace(config, dataset="cifar10"), replace(config, dataset="a/cifar100.npz")):
-        check_look_alikes(known)
-    with pytest.raises(ValueError, match="class_dependent with digits, expected cifar10 or cifar100"): make_task(config)
+def test_look_alikes_are_known_of_cifar_alone():
+    for changes in (dict(eta=0.0), dict(dataset="cifar10", eta=0.4), dict(dataset="a/cifar100.npz", eta=0.4)):
+        Config(noise="class_dependent", **changes)
+    with pytest.raises(ValueError, match="class_dependent with digits, expected cifar10 or cifar100"):
+        Config(noise="class_dependent", eta=0.4)
 
 
 def test_a_file_of_noise_is_taken_whole_and_looked_for_here_first(tmp_path, monkeypatch):

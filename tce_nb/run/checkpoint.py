@@ -22,7 +22,7 @@ import tce_nb
 from .config import Config, run_key
 
 # %% auto #0
-__all__ = ['CheckpointError', 'environment']
+__all__ = ['environment']
 
 # %% ../../nbs/run/03_checkpoint.ipynb #e3c0b0e9
 def atomic_write(path: Path, content: bytes) -> None:
@@ -38,15 +38,10 @@ def atomic_write(path: Path, content: bytes) -> None:
     finally:
         part.unlink(missing_ok=True)
 
-# %% ../../nbs/run/03_checkpoint.ipynb #e3c0b0ea
+# %% ../../nbs/run/03_checkpoint.ipynb #2f6c3a03
 class CheckpointError(RuntimeError):
     "A checkpoint that cannot be resumed from, and what to do about it"
 
-# %% ../../nbs/run/03_checkpoint.ipynb #e3c0b0eb
-class DamagedCheckpoint(CheckpointError):
-    "A checkpoint that is not whole"
-
-# %% ../../nbs/run/03_checkpoint.ipynb #2f6c3a03
 def save_checkpoint(path: Path, state: dict) -> None:
     "Write a checkpoint and its checksum"
     content = io.BytesIO()
@@ -58,7 +53,7 @@ def load_checkpoint(path: Path, config: Config) -> dict:
     "Read a checkpoint of this configuration"
     content = path.read_bytes()
     checksum, body = content[:32], content[32:]
-    if hashlib.sha256(body).digest() != checksum: raise DamagedCheckpoint(
+    if hashlib.sha256(body).digest() != checksum: raise CheckpointError(
         f"{path}: not a whole checkpoint (its checksum is wrong); "
         "remove it to start the run again")
     state = torch.load(io.BytesIO(body), map_location="cpu",
@@ -90,8 +85,7 @@ def environment(
 # %% ../../nbs/run/03_checkpoint.ipynb #a98627a1
 def device_name(device: torch.device) -> str:
     "The maker's name of a processor or GPU"
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if device.type == "cuda": return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.M) \
         if info.exists() else None
@@ -101,14 +95,12 @@ def device_name(device: torch.device) -> str:
 def library_commit() -> Optional[str]:
     "The last commit that changed the library in use, and if it was since"
     root = Path(tce_nb.__file__).parents[1]
-    if not (root/".git").exists() or not shutil.which("git"):
-        return None
+    if not (root/".git").exists() or not shutil.which("git"): return None
     def git(*command):
         return subprocess.run(
             ["git", "-C", root, *command, "--", "tce_nb", "nbs/experiments"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True
             ).stdout.strip()
     commit = git("log", "-1", "--format=%h", "--abbrev=12")
-    if not commit:
-        return None
+    if not commit: return None
     return commit + ("+changes" if git("status", "--porcelain") else "")

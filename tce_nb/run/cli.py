@@ -8,17 +8,13 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import json
-import math
 import os
-import signal
 import sys
-import tempfile
 import time
-import warnings
 from collections import Counter
-from dataclasses import Field, fields, replace
-from pathlib import Path
+from dataclasses import fields
+from datetime import timedelta
+from pathlib import Path, PureWindowsPath
 from typing import Any, Optional
 
 import tce_nb
@@ -31,179 +27,117 @@ try:
     import pandas as pd
     from rich.console import Console
     from rich.live import Live
-    from rich.table import Table
-    from tce_nb.arguments import refuse, unknown
-    from tce_nb.noise import (
-        NOISE_FILES, NOISES, bare_noise, check_noise_name)
-    from tce_nb.registry import LOSSES, bare_loss, has_alpha, loss_file
+    from rich.text import Text
+    from tce_nb.arguments import refuse
+    from tce_nb.noise import bare_noise
+    from tce_nb.registry import bare_loss, loss_file
     from tce_nb.run.config import (
-        PRESETS, SIZES, Config, DataError, field_types, preset)
+        PRESETS, Config, DataError, field_types, preset)
     from tce_nb.run.plan import (
-        HOLD_OUT, METHODS, PLANS, Job, check_dataset, cost, method_word,
-        parse_method, plan)
+        METHODS, PLANS, Job, cost, method_word, parse_method, plan)
     from tce_nb.run.records import (
         CELL, READINGS, Files, RecordError, cells, gather, read_record,
         results_folder)
     from tce_nb.run.sweep import (
         LocalPool, RayPool, State, Sweep, job_status, measure_speed,
         progress_of, run_plan)
-    from tce_nb.run.train import native_bfloat16, pick_device
+    from tce_nb.run.train import pick_device
 except ImportError as missing: raise SystemExit(
     f"tce: error: {missing}; the experiments need more than the loss: "
     'pip install "tce_nb[run]"') from None
 
-# %% ../../nbs/run/08_cli.ipynb #ab20db88
-class _Parser(argparse.ArgumentParser):
-    "A parser that takes no abbreviations"
-    def __init__(self, **options):
-        super().__init__(**{**options, "allow_abbrev": False})
-
-    def parse_known_args(self, *arguments):
-        "Each verb refuses what it does not know"
-        options, rest = super().parse_known_args(*arguments)
-        if not rest: return options, rest
-        word = rest[0].partition("=")[0]
-        *_, near = unknown("", word, self._option_string_actions).split("; ")
-        self.error(f"got {' '.join(rest)}, which is no option here"
-                   + (f"; {near}" if near.startswith("did") else ""))
-
-    def error(self, message):
-        self.exit(2, f"{self.prog}: error: {message}\n"
-                     f"Try '{self.prog} --help'.\n")
-
 # %% ../../nbs/run/08_cli.ipynb #4368a094
-def _field_option(parser, field: Field) -> None:
+def _field_option(parser, name: str, default: str = "", **how: Any) -> None:
     "The option for a field of `Config`"
-    kind, _ = field_types()[field.name]
-    how: dict[type, dict[str, Any]] = {
+    kinds: dict[type, dict[str, Any]] = {
         bool: dict(action=argparse.BooleanOptionalAction),
         str: dict(metavar="NAME"), int: dict(type=int, metavar="N"),
-        float: dict(type=float, metavar="X")}
-    default = "" if field.default is None else f" (default: {field.default})"
-    parser.add_argument(
-        f"--{field.name.replace('_', '-')}", default=None, **how[kind],
-        help=field.metadata["help"].replace("%", "%%") + default)
-
-def _positive(kind: type):
-    "What reads a number above 0 and refuses others"
-    def read(text: str):
-        number = kind(text)
-        if not 0 < number < math.inf: raise ValueError(text)
-        return number
-    read.__name__ = f"positive {kind.__name__}"  # for the parser's message
-    return read
+        float: dict(type=float, metavar="X"),
+        tuple: dict(type=int, metavar="N", nargs="*")}
+    about = Config.__dataclass_fields__[name].metadata["help"]
+    parser.add_argument(f"--{name.replace('_', '-')}", help=about + default,
+                        **{**kinds[field_types()[name][0]], **how})
 
 # %% ../../nbs/run/08_cli.ipynb #4368a097
-_WORDS = ", ".join(dict.fromkeys([*METHODS, *LOSSES]))
-
 def _run_options(parser) -> None:
     "A preset, and every field of a configuration"
     parser.add_argument("--preset", choices=PRESETS, help="scale (default: "
                         "smoke for the embedded digits, short for other data)")
+    of_preset = {name for scale in PRESETS.values() for name in scale}
     for field in fields(Config):
-        if field.name not in ("loss", "hold_out", "milestones"):
-            _field_option(parser, field)
-    parser.add_argument("--loss", default="tce", metavar="LOSS",
-                        help=f"one of {_WORDS}; or FILE.py:NAME for one of "
-                        "your own (default: tce with --alpha)")
-    parser.add_argument("--milestones", type=int, nargs="*", metavar="EPOCH",
-                        help="epochs in which the learning rate falls")
-    parser.add_argument(
-        "--hold-out", nargs="?", const=True, type=float, metavar="SIZE",
-        help="images held out, or below 1 their share; without SIZE the "
-        "preset's")
-    parser.add_argument("--rerun", action="store_true", help="train again "
-                        "and replace the record when that has succeeded")
+        open = field.name in of_preset or field.default is None
+        _field_option(parser, field.name,
+                      "" if open else f" (default: {field.default})")
     _place_options(parser)
     parser.set_defaults(workers=1, runs_per_gpu=1, ray=None)
 
 # %% ../../nbs/run/08_cli.ipynb #94f72d90
-_SEVERAL: dict[str, Any] = dict(nargs="+", action="extend")
-
-def _which_options(parser) -> None:
+def _several(parser) -> None:
     "Data sets, losses and noise"
-    kinds = ", ".join([*NOISES, *NOISE_FILES.values()])
-    def add(name, help, **how):
-        parser.add_argument(name, help=help, **_SEVERAL, **how)
-    add("--dataset", f"of {', '.join(SIZES)}, or an .npz file", metavar="NAME")
-    add("--loss", f"of {_WORDS}; tce: all exponents; or FILE.py:NAME for one "
-        "of your own", metavar="LOSS")
-    add("--eta", "noise ratios, from 0 to 1", type=float, metavar="ETA")
-    add("--noise", f"of {kinds}", metavar="KIND")
-
-def _plan_options(parser, required: bool) -> None:
-    "Which part of a plan"
-    parser.add_argument("--preset", choices=PLANS, required=required,
-                        help="the plan (default of the rest: all of it)")
-    _which_options(parser)
-    parser.add_argument("--seeds", type=int, metavar="N", help="seeds 1 to N "
-                        "of each cell (default: the plan's)")
-    parser.add_argument("--set", metavar="FIELD=VALUE", default=[],
-                        **_SEVERAL, help="change a field of every run: "
-                        "epochs=10 lr=0.05")
-
-# %% ../../nbs/run/08_cli.ipynb #29ed0b81
-def _folder(text: str) -> str:
-    "The absolute path of a folder, which need not be there yet"
-    path = os.path.expanduser(text)
-    if not path or path[0] == "~" or os.path.isfile(path):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a folder")
-    return os.path.abspath(path)
+    for name in ("dataset", "loss", "eta", "noise"):
+        _field_option(parser, name, nargs="+", action="extend")
 
 def _place_options(parser) -> None:
-    "How runs go on this machine"
-    def add(name, help, **how): parser.add_argument(name, help=help, **how)
-    add("--threads", "for each run (default: 1); changes the last digits",
-        type=_positive(int), metavar="N")
-    add("--limit", "end a run that takes longer (default: 24)",
-        type=_positive(float), default=24, metavar="HOURS")
-    add("--data", "folder of data sets (default: TCE_DATA, or the user's "
-        "cache)", type=_folder, metavar="DIR")
-    add("--dry-run", "list the runs and what they would cost; start nothing",
-        action="store_true")
-    add("--json", "print the outcome, or the plan, as JSON",
-        action="store_true")
+    "Where runs go, and whether they start at all"
+    parser.add_argument("--threads", type=int, default=1, metavar="N",
+                        help="of each run, on a CPU (default: 1)")
+    parser.add_argument("--data", metavar="DIR", help="folder of data sets "
+                        "(default: TCE_DATA, or the user's cache)")
+    parser.add_argument("--dry-run", action="store_true", help="list the "
+                        "runs and what they would cost; start nothing")
 
 # %% ../../nbs/run/08_cli.ipynb #29ed0b82
 def _sweep_options(parser) -> None:
     "Which part of a plan, and where it runs"
-    _plan_options(parser, required=True)
     def add(name, help, where=parser, **how):
         where.add_argument(name, help=help, **{"metavar": "N", **how})
-    add("--workers", "runs at a time (default: cores, or GPUs)",
-        type=_positive(int))
-    add("--runs-per-gpu", "(default: 1)", type=_positive(int))
+    add("--preset", "the plan (default of the rest: all of it)",
+        choices=PLANS, required=True, metavar=None)
+    _several(parser)
+    add("--seeds", "seeds 1 to N of each cell (default: the plan's)",
+        type=int)
+    add("--set", "change a field of every run: epochs=10 lr=0.05", nargs="+",
+        action="extend", type=_assignment, default=[], metavar="FIELD=VALUE")
+    add("--workers", "runs at a time (default: cores, or GPUs)", type=int)
+    add("--runs-per-gpu", "(default: 1)", type=int, default=1)
     _place_options(parser)
     ray = parser.add_argument_group("on a Ray cluster")
     add("--ray", "auto, host:port, ray://host:port, or local for a cluster "
         "of its own", ray, metavar="ADDRESS")
-    add("--cpus-per-run", "(default: 1)", ray, type=_positive(float))
+    add("--cpus-per-run", "(default: 1)", ray, type=float, default=1)
     add("--gpus-per-run", "a fraction shares a device (default: no GPU)", ray,
-        type=_positive(float))
-    add("--checkpoints", "a folder that all nodes share", ray,
-        metavar="DIR", type=_folder)
+        type=float, default=0)
+    add("--checkpoints", "a folder that all nodes share", ray, metavar="DIR")
+
+# %% ../../nbs/run/08_cli.ipynb #d69edb41
+def _assignment(word: str) -> tuple[str, Any]:
+    "A field and its value from a word such as `epochs=10`"
+    name, equals, value = word.partition("=")
+    if not equals: raise ValueError
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value  # a word, such as cuda
+
+_assignment.__name__ = "FIELD=VALUE"  # in the parser's message
 
 # %% ../../nbs/run/08_cli.ipynb #62e44c92
 def _results_options(parser) -> None:
     "Which tables, and how"
     parser.add_argument("--preset", choices=[*PLANS, "cpu", "custom"],
                         help="scale (default of this and the rest: all)")
-    _which_options(parser)
+    _several(parser)
     parser.add_argument("--reading", default="selected", choices=READINGS,
                         help="the epoch: chosen on images held out, the last, "
                         "or the best on the test set (default: selected)")
-    form = parser.add_mutually_exclusive_group()
-    for name, what in dict(csv="cells as CSV", markdown="tables in Markdown",
-                           json="cells as JSON").items():
-        form.add_argument(f"--{name}", action="store_true", help=what)
+    parser.add_argument("--csv", action="store_true", help="cells as CSV")
 
 # %% ../../nbs/run/08_cli.ipynb #d511ae9a
 _EXAMPLES = dict(
     run="""examples:
   tce run                                        # digits, in seconds
   tce run --preset few --dataset cifar10 --loss tce:1.5 --eta 0.4 --seed 1
-  tce run --dataset mine.npz --loss ce --epochs 20 --device cuda
-  tce run --preset paper --dataset cifar100 --hold-out""",
+  tce run --dataset mine.npz --loss ce --epochs 20 --device cuda""",
     sweep="""examples:
   tce sweep --preset digits                      # a comparison, in minutes
   tce sweep --preset few --dry-run               # what it would cost
@@ -211,9 +145,6 @@ _EXAMPLES = dict(
                                                  # one cell of Table 1
   tce sweep --preset smoke --noise pair_flip --set epochs=30 lr=0.05
   tce sweep --preset paper --ray auto --gpus-per-run 0.25""",
-    status="""examples:
-  tce status                                     # every plan begun here
-  tce status --preset few --json""",
     results="""examples:
   tce results                                    # tables in the terminal
   tce results --preset short --dataset cifar100 --reading last
@@ -222,421 +153,215 @@ _EXAMPLES = dict(
 # %% ../../nbs/run/08_cli.ipynb #b84c1146
 def make_parser() -> argparse.ArgumentParser:
     "Return the parser of the command"
-    parser = _Parser(
+    parser = argparse.ArgumentParser(
         prog="tce", description="Experiments with the Tamed Cross Entropy "
         "loss.", epilog="tce VERB --help says more of a verb.")
     parser.add_argument("--version", action="version",
                         version=f"tce_nb {tce_nb.__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    def verb(name, about):
-        added = verbs.add_parser(
-            name, help=about, description=about, epilog=_EXAMPLES[name],
+    for name, options, about in (
+            ("run", _run_options, "train one network and record it"),
+            ("sweep", _sweep_options, "run a plan, or a part of it"),
+            ("status", None, "what is done, running, failed and left"),
+            ("results", _results_options, "tables of what came out")):
+        verb = verbs.add_parser(
+            name, help=about, description=about, epilog=_EXAMPLES.get(name),
             formatter_class=argparse.RawDescriptionHelpFormatter)
-        added.add_argument(
-            "--results", type=_folder, metavar="DIR",
+        verb.add_argument(
+            "--results", metavar="DIR",
             help="folder of results (default: TCE_RESULTS, or results/)")
-        return added
-    _run_options(verb("run", "train one network and record it"))
-    _sweep_options(verb("sweep", "run a plan, or a part of it"))
-    status = verb("status", "what is done, running, failed and left")
-    _plan_options(status, required=False)
-    status.add_argument("--json", action="store_true", help="print the state "
-                        "of every run as JSON")
-    _results_options(verb("results", "tables of what came out"))
+        if options: options(verb)
     return parser
 
 # %% ../../nbs/run/08_cli.ipynb #f37be1d8
 def _run_config(options: argparse.Namespace) -> Config:
     "The configuration that the options of `tce run` describe"
-    given = {field.name: getattr(options, field.name)
-             for field in fields(Config)
-             if getattr(options, field.name) is not None}
+    given = {name: value for name, value in vars(options).items()
+             if name in field_types() and value is not None}
     dataset = given.get("dataset", "digits")
-    check_dataset(dataset)
+    given |= parse_method(given.get("loss", "tce"))
     scale = options.preset or ("smoke" if dataset == "digits" else "short")
-    if options.hold_out is True:
-        given["hold_out"] = HOLD_OUT.get(scale, preset(scale).hold_out)
-    method = parse_method(options.loss)
-    if options.alpha is not None and (not has_alpha(method["loss"])
-                                      or "alpha" in method):
-        refuse(ValueError, "alpha", f"{options.alpha:g} with loss "
-               f"{options.loss}", "it once, and for tce only")
-    config = preset(scale, **{**given, **method})
-    _check_optimizer(given)
+    config = preset(scale, **given)
     if options.noise and config.eta == 0:
         refuse(ValueError, "--noise", f"{config.noise} without noise",
-               "--eta above 0" + (", 1 for a file" if ":" in config.noise
-                                  else ""))
-    if options.hold_out_noisy is not None and not config.hold_out:
-        raise ValueError("--hold-out-noisy: has no effect without --hold-out")
+               "--eta above 0" + ", 1 for a file" * (":" in config.noise))
     return config
 
-# %% ../../nbs/run/08_cli.ipynb #f37be1d9
-def _check_optimizer(given: dict) -> None:
-    "Refuse Adam at the learning rate, or with the momentum, of SGD"
-    if given.get("optimizer") != "adam": return
-    if "lr" not in given:
-        refuse(ValueError, "lr", "none with optimizer adam",
-               "one, such as 0.001")
-    if "momentum" in given:
-        refuse(ValueError, "momentum", f"{given['momentum']:g} with optimizer "
-               "adam", "it with sgd only")
-
-# %% ../../nbs/run/08_cli.ipynb #d69edb41
-_OWN_OPTION = dict(dataset="--dataset", loss="--loss", eta="--eta",
-                   alpha="--loss tce:ALPHA", noise="--noise", seed="--seeds")
-
-def _changes(words: list[str]) -> dict[str, Any]:
-    "Fields and values from words such as `epochs=10`"
-    free = sorted({field.name for field in fields(Config)} - {*_OWN_OPTION})
-    changes: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name in _OWN_OPTION: raise ValueError(
-            f"--set: got {name}, which has an option: {_OWN_OPTION[name]}")
-        if name not in free: raise ValueError(unknown("--set", name, free))
-        if not equals: refuse(ValueError, "--set", repr(word), f"{word}=VALUE")
-        try:
-            changes[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            changes[name] = value  # a word, such as cuda
-    return changes
-
-# %% ../../nbs/run/08_cli.ipynb #de912dda
-def _check_place(options: argparse.Namespace) -> None:
-    "Refuse options that would have no effect, or do harm"
-    cluster = ("cpus_per_run", "gpus_per_run", "checkpoints")
-    machine = ("workers", "threads", "runs_per_gpu")
-    for name in machine if options.ray else cluster:
-        if getattr(options, name) is not None: raise ValueError(
-            f"--{name.replace('_', '-')}: has no effect "
-            f"{'with' if options.ray else 'without'} --ray")
-    device = str(_changes(options.set).get("device", ""))
-    if ":" in device: refuse(
-        ValueError, "--set", f"device={device}", "device=auto, cpu or cuda; "
-        "CUDA_VISIBLE_DEVICES names the GPUs of a sweep")
-
-# %% ../../nbs/run/08_cli.ipynb #9643ec1e
-def _command_run(options: argparse.Namespace) -> int:
-    "Train one network, unless it is recorded already"
-    return _run_jobs([Job(_run_config(options), rerun=options.rerun)], options)
-
-def _command_sweep(options: argparse.Namespace) -> int:
-    "Run a plan"
-    _check_place(options)
-    return _run_jobs(_plan(options, options.preset), options)
-
-def _plan(options: argparse.Namespace, scale: str) -> list[Job]:
-    "The jobs that the options describe"
-    changes = _changes(options.set)
-    _check_optimizer(changes)
-    return plan(scale, options.dataset, options.loss, options.eta,
-                options.seeds, options.noise, **changes)
-
 # %% ../../nbs/run/08_cli.ipynb #5207955f
-def _run_jobs(jobs: list[Job], options: argparse.Namespace) -> int:
+def _jobs(options: argparse.Namespace) -> list[Job]:
+    "The jobs that the options describe"
+    if options.verb == "run": return [Job(_run_config(options))]
+    return plan(options.preset, options.dataset, options.loss, options.eta,
+                options.seeds, options.noise, **dict(options.set))
+
+def _run_jobs(options: argparse.Namespace) -> int:
     "Run the jobs, or say what they would cost"
-    results = results_folder(options.results)
+    results, jobs = results_folder(options.results), _jobs(options)
     if options.dry_run: return _dry_run(jobs, options, results)
-    _check_here(jobs, options, results)
-    pool = _pool(jobs, options)
-    sweep = Sweep(jobs, pool, results, options.data)
-    _say_done(sweep)
-    try:
-        with _stop_on_signals(), _shown(sweep): states = run_plan(sweep)
-    finally:
-        pool.close()
-    if options.json: print(json.dumps([
-        dict(name=state.job.name, state=state.state,
-             reason=state.reason or None) for state in states], indent=1))
-    failed = [state for state in states if state.state == "failed"]
-    for state in failed:
-        print(f"failed: {state.job.name}: {state.reason}\n"
-              f"  log: {Files(state.job.name, results).log}", file=sys.stderr)
-    return 1 if failed else 0
-
-# %% ../../nbs/run/08_cli.ipynb #5207a55e
-def _check_here(jobs: list[Job], options, results: Path) -> None:
-    "Refuse a device that is not there, and a folder that takes nothing"
     if not options.ray: pick_device(jobs[0].config.device)
+    (results/"work").mkdir(parents=True, exist_ok=True)
+    sweep = Sweep(jobs, _pool(jobs, options), results, options.data)
     try:
-        (results/"work").mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=results/"work").close()
-    except OSError as error:
-        refuse(ValueError, "--results", repr(str(results)),
-               f"a folder that can be written to ({error.strerror})")
-
-def _say_done(sweep: Sweep) -> None:
-    "Tell what is recorded already, so that nobody waits for it"
-    done = [s.job.name for s in sweep.states.values() if s.state == "done"]
-    text = f"{len(done)} of {len(sweep.states)} recorded already"
-    if len(sweep.states) == 1 == len(done):
-        text += f": {_in_words(done[0], sweep.results)}; --rerun trains again"
-    if done: print(text, file=sys.stderr)
+        with _shown(sweep): states = run_plan(sweep)
+    finally:
+        sweep.pool.close()
+    print(_standing(sweep), f"records: {results/'records'}", sep="\n",
+          file=sys.stderr)
+    return 1 if any(state.state == "failed" for state in states) else 0
 
 # %% ../../nbs/run/08_cli.ipynb #0b153b63
 def _pool(jobs: list[Job], options: argparse.Namespace):
     "The slots that the options describe"
-    seconds = 3600 * options.limit
-    if options.ray: return RayPool(
-        options.ray, options.cpus_per_run or 1, options.gpus_per_run or 0,
-        seconds, options.checkpoints)
-    return LocalPool(
-        options.workers, options.threads or 1, seconds,
-        options.runs_per_gpu or 1, share_gpus=all(
-            job.config.device in ("auto", "cuda") for job in jobs))
-
-@contextlib.contextmanager
-def _stop_on_signals():
-    "Let SIGTERM be an interrupt, so that no process stays behind"
-    def stop(number, frame): raise KeyboardInterrupt
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    if options.ray: return RayPool(options.ray, options.cpus_per_run,
+                                   options.gpus_per_run, options.checkpoints)
+    shared = all(job.config.device in ("auto", "cuda") for job in jobs)
+    return LocalPool(options.workers, options.threads, options.runs_per_gpu,
+                     share_gpus=shared)
 
 # %% ../../nbs/run/08_cli.ipynb #5555504c
 def _dry_run(jobs: list[Job], options, results: Path) -> int:
     "List the runs, and how long what is left of each would take"
-    speed = measure_speed(jobs[0].config, options.threads or 1)
+    speed = measure_speed(jobs[0].config, options.threads)
     slots = 1 if options.ray else _pool(jobs, options).slots
-    runs: list[dict[str, Any]] = []
+    left, total = 0, 0.0
     for job in jobs:
-        word, reason = job_status(job.name, results, job.rerun)
-        work = 0 if word == "done" else _work_left(job, results, options.data)
-        runs.append(dict(name=job.name, state=word, reason=reason or None,
-                         hours=work / speed / 3600))
-    hours = sum(run["hours"] for run in runs) / slots
-    if options.json:
-        print(json.dumps(dict(images_per_second=speed, slots=slots,
-                              hours=hours, runs=runs), indent=1))
-        return 0
-    for run in runs: print(
-        f"{run['state']:9} {_time(3600 * run['hours']):>9}  {run['name']}")
-    left = sum(run["state"] != "done" for run in runs)
-    print(f"{len(runs)} run{'s' * (len(runs) > 1)}, {left} to do: about "
-          f"{_time(3600 * hours)} with {slots} at a time, at {speed:.0f} "
-          "images/s each as measured now on this machine"
-          + _bfloat16_gain(jobs[0].config, options.threads or 1, speed))
+        word, _ = job_status(job.name, results)
+        begun = progress_of(job.name, results).get("epoch", 0)
+        share = 0 if word == "done" else 1 - begun / job.config.epochs
+        seconds = share * cost(job.config) / speed
+        print(f"{word:9} {_time(seconds):>9}  {job.name}")
+        left, total = left + (word != "done"), total + seconds / slots
+    print(f"{len(jobs)} runs, {left} to do: about {_time(total)} with {slots} "
+          f"at a time, at {speed:.0f} images/s each as measured now on this "
+          "machine")
     return 0
 
-# %% ../../nbs/run/08_cli.ipynb #5dc594ef
-def _work_left(job: Job, results: Path, data) -> float:
-    "What is left of a job that has not ended, in training images"
-    done = progress_of(job.name, results).get("epoch", 0) / job.config.epochs
-    return (1 - done) * cost(job.config, data)
+def _time(seconds: float) -> str: return str(timedelta(seconds=int(seconds)))
 
-def _time(seconds: float) -> str:
-    "A time span as people write it"
-    if seconds < 60: return f"{seconds:.0f} s"
-    if seconds < 5400: return f"{seconds / 60:.0f} min"
-    if seconds < 48 * 3600: return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.1f} days"
+# %% ../../nbs/run/08_cli.ipynb #7d062a22
+def _overview(states: dict[str, tuple[str, str]], results: Path) -> list[str]:
+    "How many runs stand how; a line for each under way or failed"
+    counts = Counter(word for word, _ in states.values())
+    lines = [", ".join(f"{n} {word}" for word, n in sorted(counts.items()))]
+    for name, (word, reason) in states.items():
+        if word in ("running", "elsewhere"):
+            lines.append(f"  {word} {name}: "
+                         + _how_far(progress_of(name, results)))
+        if word == "failed":
+            lines += [f"  failed {name}: {reason}",
+                      f"    log: {Files(name, results).log}"]
+    return lines
 
-# %% ../../nbs/run/08_cli.ipynb #0c311faf
-def _bfloat16_gain(config: Config, threads: int, speed: float) -> str:
-    "A line on how much faster `precision=bfloat16` is on this processor"
-    on_cpu = pick_device(config.device).type == "cpu"
-    if config.precision != "float32" or not on_cpu or not native_bfloat16():
-        return ""
-    half = measure_speed(replace(config, precision="bfloat16"), threads, 1)
-    return (f"\nprecision=bfloat16: {half:.0f} images/s, {half / speed:.1f} "
-            "times as fast")
+def _how_far(progress: dict[str, Any]) -> str:
+    "The epoch, the accuracy and the time left of a run"
+    if not progress: return "starting"
+    accuracy, epoch = progress["test_accuracy"], progress["epoch"]
+    left = (progress["epochs"] - epoch) * progress["seconds"]
+    return (f"epoch {epoch}/{progress['epochs']}"
+            + (f", test {100 * accuracy:.2f}%" if accuracy else "")
+            + f", {_time(left)} left")
 
 # %% ../../nbs/run/08_cli.ipynb #5ed41270
 @contextlib.contextmanager
 def _shown(sweep: Sweep):
-    "Print a line for each event and, on a terminal, keep a live table"
+    "Print a line for each event and, on a terminal, keep an overview"
     console = Console(stderr=True, highlight=False, markup=False)
-    begin = time.time(), _work(sweep)
     def show(changed: State) -> None:
         if changed.state != "running" or not console.is_terminal:
-            console.print(_line(sweep, changed, begin), soft_wrap=True)
+            console.print(_line(sweep, changed), soft_wrap=True)
     sweep.on_change = show
     live = Live(console=console, refresh_per_second=1,
-                get_renderable=lambda: _table(sweep, begin))
+                get_renderable=lambda: Text(_standing(sweep)))
     with live if console.is_terminal else contextlib.nullcontext(): yield
 
-def _line(sweep: Sweep, state: State, begin: tuple[float, float]) -> str:
+# %% ../../nbs/run/08_cli.ipynb #551dbc6f
+def _standing(sweep: Sweep) -> str:
+    "The overview of a sweep"
+    return "\n".join(_overview({
+        name: (state.state, state.reason)
+        for name, state in sweep.states.items()}, sweep.results))
+
+def _line(sweep: Sweep, state: State) -> str:
     "An event, as a line"
     states = sweep.states.values()
     done = sum(each.state == "done" for each in states)
-    text = (f"{time.strftime('%H:%M:%S')} [{done}/{len(states)}"
-            f"{_left(sweep, begin)}] {state.state} {state.job.name}")
-    if state.state == "done":
-        text += f": {_in_words(state.job.name, sweep.results)}"
-    return f"{text}: {state.reason}" if state.reason else text
-
-# %% ../../nbs/run/08_cli.ipynb #551dbc6f
-def _work(sweep: Sweep) -> float:
-    "What is left of a sweep, in training images"
-    return sum(_work_left(state.job, sweep.results, sweep.data)
-               for state in sweep.states.values()
-               if state.state not in ("done", "failed"))
-
-def _left(sweep: Sweep, begin: tuple[float, float]) -> str:
-    "The time left at the speed since a time when so much work was left"
-    work, seconds = _work(sweep), time.time() - begin[0]
-    if work == 0 or work >= begin[1]: return ""
-    return f", {_time(work / (begin[1] - work) * seconds)} left"
+    said = state.reason
+    if state.state == "done": said = _in_words(state.job.name, sweep.results)
+    return (f"{time.strftime('%H:%M:%S')} [{done}/{len(states)}] "
+            f"{state.state} {state.job.name}" + (said and f": {said}"))
 
 def _in_words(name: str, results: Path) -> str:
     "What came out of a run"
-    try:
-        record = read_record(Files(name, results).record)
-    except RecordError as error:
-        return str(error)
+    record = read_record(Files(name, results).record)
     if record["diverged"]: return f"diverged in epoch {record['diverged']}"
-    last, chosen = (record["readings"][w] for w in ("last", "selected"))
-    text = f"test {100 * last['test_accuracy']:.2f}% at the last epoch"
-    if chosen: text += (f", {100 * chosen['test_accuracy']:.2f}% at epoch "
-                        f"{chosen['epoch']}, the selected one")
-    return text
-
-# %% ../../nbs/run/08_cli.ipynb #7d062a22
-def _table(sweep: Sweep, begin: tuple[float, float]) -> Table:
-    "How everything stands, with a row for each run under way"
-    counts = Counter(state.state for state in sweep.states.values())
-    title = ", ".join(f"{n} {word}" for word, n in sorted(counts.items()))
-    table = Table("run", "epoch", "test", "left", title_justify="left",
-                  title=title + _left(sweep, begin), box=None)
-    for name, state in sweep.states.items():
-        if state.state in ("running", "elsewhere"):
-            table.add_row(name, *_how_far(progress_of(name, sweep.results)))
-    table.show_header = table.row_count > 0
-    return table
-
-def _how_far(progress: dict[str, Any]) -> tuple[str, str, str]:
-    "The epoch, the accuracy and the time left of a run"
-    if not progress: return "starting", "", ""
-    accuracy, epoch = progress["test_accuracy"], progress["epoch"]
-    return (f"{epoch}/{progress['epochs']}",
-            "" if accuracy is None else f"{100 * accuracy:.2f}%",
-            _time((progress["epochs"] - epoch) * progress["seconds"]))
+    at = record["readings"]["selected"] or record["readings"]["last"]
+    return f"test {100 * at['test_accuracy']:.2f}% at epoch {at['epoch']}"
 
 # %% ../../nbs/run/08_cli.ipynb #a7424c1f
-def _command_status(options: argparse.Namespace) -> int:
+def _say_status(options: argparse.Namespace) -> int:
     "Say what is done, running, failed and left, preset by preset"
-    _read(options.results)  # says what is damaged
-    results, report = results_folder(options.results), {}
-    for scale in [options.preset] if options.preset else PLANS:
-        runs = [_status(job.name, results) for job in _plan(options, scale)]
-        if options.preset or any(run["state"] != "waiting" for run in runs):
-            report[scale] = runs
-    asked = (options.preset, options.dataset, options.loss, options.eta,
-             options.noise, options.seeds, options.set)
-    planned = {run["name"] for runs in report.values() for run in runs}
-    report["other"] = [] if any(asked) else [
-        _status(name, results) for name in sorted(_names(results) - planned)]
-    if options.json: print(json.dumps(report, indent=1))
-    else: _print_report(report, results)
-    return 0
-
-def _status(name: str, results: Path) -> dict[str, Any]:
-    "The state of a run, and how far it is"
-    word, reason = job_status(name, results)
-    word = "running" if word == "elsewhere" else word
-    return dict(name=name, state=word, reason=reason or None,
-                **progress_of(name, results))
-
-# %% ../../nbs/run/08_cli.ipynb #63717413
-def _names(results: Path) -> set[str]:
-    "All runs that have left something in a folder of results"
+    results = results_folder(options.results)
     files = [*results.glob("records/*.json"), *results.glob("work/*.progress"),
              *results.glob("work/*.failed"), *results.glob("work/*.pt")]
-    return {path.stem for path in files}
-
-def _print_report(report: dict[str, list], results: Path) -> None:
-    "The status for a person"
-    for scale, runs in report.items():
-        counts = Counter(run["state"] for run in runs)
-        if runs: print(f"{scale}: {len(runs)} run{'s' * (len(runs) > 1)}: "
-                       + ", ".join(f"{counts[word]} {word}" for word in (
-                           "done", "running", "failed", "waiting")))
-        for run in runs:
-            if run["state"] == "running":
-                epoch, accuracy, left = _how_far(progress_of(
-                    run["name"], results))
-                print(f"  running {run['name']}: epoch {epoch}"
-                      + (f", test {accuracy}, {left} left" if left else ""))
-            if run["state"] == "failed":
-                print(f"  failed  {run['name']}: {run['reason']}\n"
-                      f"          log: {Files(run['name'], results).log}")
-    if not any(report.values()): print(
-        f"nothing has been run in {results}; tce sweep --help says how")
-
-# %% ../../nbs/run/08_cli.ipynb #9c685efe
-def _command_results(options: argparse.Namespace) -> int:
-    "Print what came out"
-    frame = _only(_read(options.results), options)
-    table = cells(frame, options.reading)
-    if options.csv: print(table.to_csv(index=False), end="")
-    elif options.json: print(table.to_json(orient="records", indent=1))
-    else: _print_tables(_tables(table), options)
+    begun = {path.stem for path in files}
+    plans = {scale: [job.name for job in plan(scale)] for scale in PLANS}
+    plans["other"] = sorted(begun.difference(*plans.values()))
+    if not begun: print(f"nothing has been run in {results}; tce sweep --help "
+                        "says how")
+    for scale, names in plans.items():
+        if begun.intersection(names):
+            first, *more = _overview(
+                {name: job_status(name, results) for name in names}, results)
+            print(f"{scale}: {first}", *more, sep="\n")
     return 0
 
-def _read(results: Optional[str]) -> pd.DataFrame:
-    "All runs of a folder; says which files are no records"
-    if results and not Path(results).is_dir():
-        refuse(ValueError, "--results", results, "a folder")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # said here, in one place
-        frame = gather(results)
-    for line in frame.attrs["skipped"]:
-        print(f"tce: skipped {line}", file=sys.stderr)
-    return frame
+# %% ../../nbs/run/08_cli.ipynb #9c685efe
+def _say_results(options: argparse.Namespace) -> int:
+    "Print what came out"
+    frame = _only(gather(options.results), options)
+    table, tables = cells(frame, options.reading), {}
+    if options.csv: print(table.to_csv(index=False), end="")
+    else: tables = _tables(table)
+    if tables: print(
+        f"Test accuracy in percent at the {options.reading} epoch: mean ± "
+        "standard deviation (runs); - where no hold-out run has selected one "
+        "yet (see --reading)\n")
+    for title, text in tables.items(): print(f"{title}\n\n{text}\n")
+    if frame.empty: print("no runs are recorded here for this choice; tce "
+                          "status says what there is", file=sys.stderr)
+    return 0
 
 # %% ../../nbs/run/08_cli.ipynb #f814e817
 def _only(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     "The runs that the options ask for"
-    for eta in options.eta or (): Config(eta=eta)  # refuses what is none
-    for word in options.dataset or (): check_dataset(word)
-    for word in options.noise or (): check_noise_name(word)
-    losses = [bare_loss(word) if loss_file(word) else method_word(word)
-              for word in options.loss or ()]
     asked = dict(
-        scale=[options.preset] if options.preset else [], eta=options.eta,
-        dataset=[Path(word).stem for word in options.dataset or ()],
-        noise=[bare_noise(word) for word in options.noise or ()])
+        scale=options.preset and [options.preset], eta=options.eta,
+        dataset=[PureWindowsPath(name).name for name in options.dataset or ()],
+        noise=[*map(bare_noise, options.noise or ())])
     for name, values in asked.items():
-        column = frame[name]
-        if name == "dataset": column = column.map(lambda word: Path(word).stem)
-        if values: frame = frame[column.isin(values)]
-    if losses: frame = frame[frame.method.map(lambda method: any(
-        _is(method, word) for word in losses)).astype(bool)]
-    return frame
-
-def _is(method: str, word: str) -> bool:
-    "Whether a word asks for a loss of a table; `tce` for all exponents"
-    bare = method.partition("@")[0]  # without the version of a file
-    return bare == word or has_alpha(word) and bare.startswith(f"{word}:")
+        if values: frame = frame[frame[name].isin(values)]
+    if not options.loss: return frame
+    words = [bare_loss(word) if loss_file(word) else method_word(word)
+             for word in options.loss]
+    method = frame.method.str.partition("@")[0]  # without a file's version
+    return frame[method.isin(words) | frame.loss.isin(words)]
 
 # %% ../../nbs/run/08_cli.ipynb #a3f2fae3
 def _tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     "The tables of all data sets and scales, by title"
     tables = {}
-    for _, group in frame.groupby([
-            name for name in CELL if name not in ("method", "eta")]):
+    same = [name for name in CELL if name not in ("method", "eta")]
+    for values, group in frame.groupby([*same, "changes"]):
+        title = ", ".join(f"{name} {value}" for name, value
+                          in zip([*same, "changed"], values) if value != "")
         table = group.assign(text=group.apply(_result, axis=1)).pivot(
             index="method", columns="eta", values="text").fillna("")
         known = [method for method in METHODS if method in table.index]
         others = sorted({*table.index} - {*known})
         table.columns = [f"eta {eta:g}" for eta in table.columns]
-        tables[_title(group)] = table.loc[known + others].rename_axis(None)
+        tables[title] = table.loc[known + others].rename_axis(None)
     return tables
 
-def _title(group: pd.DataFrame) -> str:
-    "What the runs of a table have in common"
-    one = group.iloc[0]
-    made_on = {name for names in group.made_on for name in names.split("+")}
-    return (
-        one.dataset + (one.version and f" ({one.version})") + f", {one.scale}"
-        f": {one.trained_on:,} training and {one.tested_on:,} test images, "
-        f"{one.epochs} epochs, {one.noise}, on {'+'.join(sorted(made_on))}, "
-        f"recipe {one.recipe}" + (one.changes and f" ({one.changes})"))
-
-# %% ../../nbs/run/08_cli.ipynb #a3f2fae4
 def _result(cell: pd.Series) -> str:
     "Mean, spread and runs of a cell, and how many of them diverged"
     lost = f"{cell['diverged']} diverged" if cell["diverged"] else ""
@@ -645,38 +370,17 @@ def _result(cell: pd.Series) -> str:
     return (f"{100 * cell['mean']:.2f}{spread} ({cell['n']})"
             + (lost and f", {lost}"))
 
-def _print_tables(tables: dict[str, pd.DataFrame], options) -> None:
-    "The tables for a person"
-    if not tables: print("no runs are recorded here for this choice; "
-                         "tce status says what there is")
-    else: print(f"Test accuracy in percent at the {options.reading} epoch: "
-                "mean ± standard deviation (runs); - where no hold-out run "
-                "has selected one yet (see --reading)\n")
-    for title, table in tables.items():
-        text = _markdown(table) if options.markdown else table.to_string()
-        print(f"{title}\n\n{text}\n")
-
-def _markdown(table: pd.DataFrame) -> str:
-    "A table in Markdown"
-    rows = [["", *table.columns], ["---"] * (len(table.columns) + 1),
-            *([name, *row] for name, row in zip(table.index, table.values))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
 # %% ../../nbs/run/08_cli.ipynb #068fe35f
-_COMMANDS = dict(run=_command_run, sweep=_command_sweep,
-                 status=_command_status, results=_command_results)
-
 def main(
     arguments: Optional[list[str]] = None,  # default: of the command line
 ) -> int:
     "Run the `tce` command and return its exit code"
     options = make_parser().parse_args(arguments)
     if getattr(options, "data", None): os.environ["TCE_DATA"] = options.data
+    commands = dict(run=_run_jobs, sweep=_run_jobs, status=_say_status,
+                    results=_say_results)
     try:
-        return _COMMANDS[options.verb](options)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return commands[options.verb](options)
     except (ValueError, TypeError, DataError, RecordError, OSError) as error:
         print(f"tce {options.verb}: error: {error}", file=sys.stderr)
         return 2

@@ -14,34 +14,40 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path, PureWindowsPath
-from typing import Any, Optional, Union, get_args, get_type_hints
+from typing import (
+    Any, Optional, Union, get_args, get_origin, get_type_hints)
 
 import torch
 
 from ..arguments import refuse, unknown
-from ..noise import check_noise_name, noise_file
+from ..noise import (
+    NOISE_FILES, NOISES, check_noise_name, noise_file)
 from ..registry import LOSSES, bare_loss, has_alpha, loss_file
 
 # %% auto #0
 __all__ = ['PRESETS', 'Config', 'preset', 'run_name']
 
+# %% ../../nbs/run/00_config.ipynb #2f6c1a10
+CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100, "svhn": 10}
+SIZES = {"mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
+         "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032),
+         "digits": (1437, 360)}  # training and test images
+
 # %% ../../nbs/run/00_config.ipynb #2f6c1a01
-def setting(
-    default: Any,
-    help: str,  # what the command and the book say of it
-) -> Any:
+def setting(default: Any, help: str) -> Any:
     "A field of `Config` that carries its own help"
     return field(default=default, metadata={"help": help})
 
 @dataclass(frozen=True)
 class DataConfig:
     "What a run sees: images, noise, and what is held out"
-    dataset: str = setting("digits", "data set, or the path of an .npz file")
+    dataset: str = setting("digits", f"of {', '.join(SIZES)}; or an .npz file")
     train_per_class: Optional[int] = setting(
         None, "first images of each class to train on")
     test_per_class: Optional[int] = setting(None, "likewise to test on")
     eta: float = setting(0.0, "noise ratio")
-    noise: str = setting("uniform_including_true", "kind of noise")
+    noise: str = setting("uniform_including_true",
+                         f"of {', '.join([*NOISES, *NOISE_FILES.values()])}")
     hold_out: float = setting(0, "images to hold out; below 1, their share")
     hold_out_noisy: bool = setting(
         True, "validate on noisy labels, not on true ones")
@@ -51,7 +57,8 @@ class DataConfig:
 @dataclass(frozen=True)
 class Config(DataConfig):
     "Everything that decides what a run computes"
-    loss: str = setting("tce", "loss, or FILE.py:NAME for one of your own")
+    loss: str = setting("tce", f"of {', '.join(LOSSES)}; tce:1.5 with its "
+                        "alpha; or FILE.py:NAME for one of your own")
     alpha: float = setting(1.5, "taming exponent of tce and ntce")
     epochs: int = setting(8, "epochs to train")
     milestones: Optional[tuple[int, ...]] = setting(
@@ -73,40 +80,33 @@ class Config(DataConfig):
 # %% ../../nbs/run/00_config.ipynb #f5137921
 _KINDS: dict[type, tuple] = {  # what is accepted, and in words
     int: (Integral, "an int"), float: (Real, "a number"),
-    bool: (bool, "True or False"), str: ((str, Path), "a string")}
+    bool: (bool, "True or False"), str: ((str, Path), "a string"),
+    tuple: ((list, tuple), "epochs >= 1")}
 
 @functools.cache
 def field_types() -> dict[str, tuple[type, bool]]:
-    "The type of each field but `milestones`, and whether it may be None"
-    hints = {name: get_args(hint) or (hint,)
-             for name, hint in get_type_hints(Config).items()}
-    return {name: (plain, bool(optional)) for name, (plain, *optional)
-            in hints.items() if name != "milestones"}
+    "The type of each field, and whether it may be None"
+    types = {}
+    for name, hint in get_type_hints(Config).items():
+        plain, *optional = get_args(hint) or (hint,)
+        types[name] = get_origin(plain) or plain, bool(optional)
+    return types
 
 def _plain_value(name: str, value: Any):
     "A field's value in its plain type"
     plain, optional = field_types()[name]
     accepted, words = _KINDS[plain]
-    if value is None and optional:
-        return None
+    if value is None and optional: return None
     flag = isinstance(value, bool) and plain is not bool
     if flag or not isinstance(value, accepted):
         refuse(ValueError, name, repr(value), words + " or None" * optional)
     return plain(value)
 
-# %% ../../nbs/run/00_config.ipynb #f5137922
-def _plain_milestones(value) -> Optional[tuple[int, ...]]:
-    "Milestones as a tuple, or None"
-    if value is None:
-        return None
-    if not isinstance(value, (list, tuple)) or not all(
-            isinstance(drop, Integral) and int(drop) >= 1 for drop in value):
-        refuse(ValueError, "milestones", repr(value), "None or epochs >= 1")
-    return tuple(map(int, value))
-
 # %% ../../nbs/run/00_config.ipynb #609425df
 _CHOICES = {"precision": ("float32", "tf32", "bfloat16", "float16"),
-            "optimizer": ("sgd", "adam")}
+            "optimizer": ("sgd", "adam"), "dataset": (*SIZES, "FILE.npz"),
+            "loss": (*LOSSES, "FILE.py:NAME")}
+_LOOK_ALIKES = ("cifar10", "cifar100")  # data sets whose look-alikes are known
 
 _positive = lambda x: 0 <= x < math.inf, "a number >= 0"
 _count = lambda x: x >= 1, "an int >= 1"
@@ -118,6 +118,8 @@ _RULES: dict[str, tuple] = {
                  "a share below 1 or a whole number, from 2, of images"),
     "epochs": _count, "batch_size": _count, "train_per_class": _count,
     "test_per_class": _count,
+    "milestones": (lambda x: all(type(i) is int and i >= 1 for i in x),
+                   "epochs >= 1"),
     "depth": (lambda x: x >= 8 and x % 6 == 2, "6n + 2: 8, 14, 20, ..."),
     "device": (re.compile(r"auto|cpu|cuda(:\d+)?").fullmatch,
                "auto, cpu, cuda or cuda:0, cuda:1, ..."),
@@ -128,19 +130,21 @@ def plain_values(config: Config) -> dict[str, Any]:
     "The plain value of every field; raises an error for what cannot be run"
     plain = {name: _plain_value(name, getattr(config, name))
              for name in field_types()}
-    plain["milestones"] = _plain_milestones(config.milestones)
     plain["eta"] += 0.0  # -0.0 is 0.0
     plain["dataset"] = os.path.expanduser(plain["dataset"])
     for name, (right, allowed) in _RULES.items():
         if plain[name] is not None and not right(plain[name]):
             refuse(ValueError, name, repr(plain[name]), allowed)
+    own = dict(dataset=plain["dataset"].endswith(".npz"),
+               loss=loss_file(plain["loss"]))
     for name, known in _CHOICES.items():
-        if plain[name] not in known:
+        if plain[name] not in known and not own.get(name):
             raise ValueError(unknown(name, plain[name], known))
-    if plain["loss"] not in LOSSES and not loss_file(plain["loss"]):
-        raise ValueError(unknown(
-            "loss", plain["loss"], [*LOSSES, "FILE.py:NAME"]))
     check_noise_name(plain["noise"], plain["eta"])
+    if plain["noise"] == "class_dependent" and plain["eta"] \
+            and Path(plain["dataset"]).stem not in _LOOK_ALIKES: refuse(
+        ValueError, "noise", f"class_dependent with {plain['dataset']}",
+        f"{' or '.join(_LOOK_ALIKES)}, or transition:FILE for other data")
     return plain
 
 # %% ../../nbs/run/00_config.ipynb #8c5a6724
@@ -165,6 +169,8 @@ def preset(
     for name in changes:
         if name not in known: raise TypeError(
             unknown(f"{name}: not a field of Config", name, known))
+    if changes.get("optimizer") == "adam" and "lr" not in changes: refuse(
+        ValueError, "lr", "none with optimizer adam", "one, such as 0.001")
     return Config(**_preset_fields(scale, changes.get("dataset")) | changes)
 
 # %% ../../nbs/run/00_config.ipynb #2f6c1a03
@@ -186,32 +192,19 @@ def _preset_fields(scale: str, dataset: Any) -> dict[str, Any]:
 # %% ../../nbs/run/00_config.ipynb #5593bfbd
 def lr_milestones(config: Config) -> tuple[int, ...]:
     "The epochs in which the rate falls to a tenth, as given or 1/2 and 3/4"
-    if config.milestones is not None:
-        return config.milestones
+    if config.milestones is not None: return config.milestones
     half = max(2, config.epochs // 2)  # the first epoch has the full rate
     return half, max(half + 1, config.epochs * 3 // 4)
 
-def learning_rate(
-    config: Config,
-    epoch: int,  # counted from 1
-) -> float:
-    "The learning rate of an epoch"
+def learning_rate(config: Config, epoch: int) -> float:
+    "The learning rate of an epoch, counted from 1"
     drops = sum(epoch >= drop for drop in lr_milestones(config))
     return config.lr * 0.1 ** drops
 
 # %% ../../nbs/run/00_config.ipynb #2f6c1a06
-CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100, "svhn": 10}
-SIZES = {"mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
-         "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032),
-         "digits": (1437, 360)}  # training and test images
-
-def has_all_images(
-    config: Config,
-    data: dict[str, Any],  # of its record
-) -> bool:
-    "Whether a run that takes all images of a known set had them"
-    if config.dataset not in SIZES:
-        return True
+def has_all_images(config: Config, data: dict[str, Any]) -> bool:
+    "Whether a run that takes all images of a known set had them, by its data"
+    if config.dataset not in SIZES: return True
     train, test = SIZES[config.dataset]
     had_train = data["trained_on"] + data["held_out"] == train
     had_test = data["tested_on"] == test
@@ -227,8 +220,7 @@ def data_root(
 ) -> Path:
     "The folder that data sets are looked for in, and downloaded to"
     root = root or os.environ.get("TCE_DATA")
-    if root:
-        return Path(root).expanduser()
+    if root: return Path(root).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home()/".cache"
     return Path(cache)/"tce_nb"
 
@@ -241,28 +233,24 @@ def _files_of(config: Config, noise: str) -> dict[str, str]:
     "The fields that name a file, by its content"
     named = {}
     if config.dataset.endswith(".npz"):
-        named["dataset"] = _file_hash("dataset", config.dataset)
+        named["dataset"] = _file_hash(config.dataset)
     noisy = noise_file(noise)
     if noisy:
         kind, file, column = noisy
-        content = _file_hash("noise", str(folder_of(file)/file))
+        content = _file_hash(folder_of(file)/file)
         named["noise"] = f"{kind}:{content}{column}"
     own = loss_file(config.loss)
     if own:
         file, name = own
-        named["loss"] = f"{_file_hash('loss', file)}:{name}"
+        named["loss"] = f"{_file_hash(file)}:{name}"
     return named
 
 # %% ../../nbs/run/00_config.ipynb #094d30d0
-def _file_hash(argument: str, path: str) -> str:
+def _file_hash(path: Union[str, Path]) -> str:
     "SHA-256 of a file's content, read again only when it has changed"
-    try:
-        state = os.stat(path)
-        return _hash_version(os.path.abspath(path), state.st_mtime_ns,
-                             state.st_size)
-    except OSError as error:
-        raise DataError(f"{argument}: got {path!r}, which cannot be read "
-                        f"({error.strerror})") from error
+    state = os.stat(path)
+    return _hash_version(os.path.abspath(path), state.st_mtime_ns,
+                         state.st_size)
 
 @functools.lru_cache(maxsize=64)
 def _hash_version(path: str, modified: int, size: int) -> str:
@@ -352,8 +340,7 @@ def scale_of(config: Config) -> str:
     key = run_key(_without_files(config))
     for scale in (*PRESETS, "cpu"):
         usual = Config(**_preset_fields(scale, config.dataset) | free)
-        if run_key(_without_files(usual)) == key:
-            return scale
+        if run_key(_without_files(usual)) == key: return scale
     return "custom"
 
 # %% ../../nbs/run/00_config.ipynb #ba31b508
@@ -361,8 +348,7 @@ _SIZES = ("epochs", "train_per_class", "test_per_class")
 
 def changes_of(config: Config) -> str:
     "What a custom run has changed of the paper's recipe, in words"
-    if scale_of(config) != "custom":
-        return ""
+    if scale_of(config) != "custom": return ""
     usual = replace(config, milestones=None)
     if lr_milestones(usual) == lr_milestones(config): config = usual
     return ", ".join(

@@ -5,7 +5,6 @@
 # %% ../../nbs/run/01_data.ipynb #b5c29b96
 from __future__ import annotations
 
-import gzip
 import importlib
 import sys
 from dataclasses import dataclass, replace
@@ -62,20 +61,17 @@ def load_digits() -> Dataset:
 def load(
     dataset: str,  # a name, or the path of an .npz file
     root: Union[str, Path, None] = None,  # default: TCE_DATA, or the cache
-    download: bool = True,  # whether to fetch what is not there
 ) -> Dataset:
     "Load a data set by name or path"
-    if dataset == "digits":
-        return load_digits()
-    if str(dataset).endswith(".npz"):
-        return load_npz(dataset)
+    if dataset == "digits": return load_digits()
+    if str(dataset).endswith(".npz"): return load_npz(dataset)
     if dataset not in SIZES: refuse(
         DataError, "dataset", repr(dataset),
         f"digits, {', '.join(CLASSES)} or the path of an .npz file")
     folder, mirror = data_root(root), dataset.startswith("cifar")
     if (folder/f"{dataset}.npz").exists():
         return load_npz(folder/f"{dataset}.npz", CLASSES[dataset], mirror)
-    return _load_original(dataset, folder, download)
+    return _load_original(dataset, folder)
 
 # %% ../../nbs/run/01_data.ipynb #accf3aed
 def first_per_class(
@@ -100,16 +96,12 @@ def subset(
     test_per_class: Optional[int] = None,   # default: all
 ) -> Dataset:
     "The first images of each class"
-    if train_per_class is not None:
-        keep = first_per_class(
-            data.train_labels, train_per_class, "train_per_class")
-        data = replace(data, train_images=data.train_images[keep],
-                       train_labels=data.train_labels[keep])
-    if test_per_class is not None:
-        keep = first_per_class(
-            data.test_labels, test_per_class, "test_per_class")
-        data = replace(data, test_images=data.test_images[keep],
-                       test_labels=data.test_labels[keep])
+    for part, n in (("train", train_per_class), ("test", test_per_class)):
+        if n is None: continue
+        images, labels = f"{part}_images", f"{part}_labels"
+        keep = first_per_class(getattr(data, labels), n, f"{part}_per_class")
+        data = replace(data, **{name: getattr(data, name)[keep]
+                                for name in (images, labels)})
     return data
 
 # %% ../../nbs/run/01_data.ipynb #42386dde
@@ -143,13 +135,8 @@ def channel_stats(
 # %% ../../nbs/run/01_data.ipynb #7487ab57
 PAD = 4  # border of a padded image
 
-def padded_images(
-    images: Tensor,  # uint8, N x C x 32 x 32
-    mean: Tensor,
-    std: Tensor,
-    device: Union[str, torch.device],
-    mirror: bool,
-) -> Tensor:  # mirror, image, y, x, channel
+def _padded(images: Tensor, mean: Tensor, std: Tensor, device,
+            mirror: bool) -> Tensor:  # mirror, image, y, x, channel
     "Images normalised, padded with zeros, and mirrored beside themselves"
     side, mean, std = 32 + 2 * PAD, mean.to(device), std.to(device)
     padded = torch.zeros(1 + mirror, len(images), side, side,
@@ -174,7 +161,7 @@ class Images:
         mirror: bool = False,  # whether to keep mirror images too
     ) -> None:
         self.mirror = mirror
-        self.padded = padded_images(images, mean, std, device, mirror)
+        self.padded = _padded(images, mean, std, device, mirror)
         windows = self.padded.unfold(2, 32, 1).unfold(3, 32, 1)
         self.windows = windows.movedim(4, 6)  # mirror, n, y, x, 32, 32, c
 
@@ -222,66 +209,35 @@ def load_npz(
         torch.from_numpy(arrays[name].astype(kind, copy=False))
         for name, kind in zip(ARRAYS, (np.uint8, np.int64) * 2))
     largest = max(int(y_train.max()), int(y_test.max()))
-    num_classes = num_classes or largest + 1
-    _check_classes(path, y_train.unique(), y_test.unique(), num_classes)
-    return Dataset(path.stem, x_train, y_train, x_test, y_test, num_classes,
+    return Dataset(path.stem, x_train, y_train, x_test, y_test,
+                   num_classes or largest + 1,
                    bool(arrays.get("mirror", mirror)))
 
-# %% ../../nbs/run/01_data.ipynb #48fff96c
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     "The arrays of an .npz file by name"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except Exception as error:  # zip, pickle, header: all mean the same here
-        raise DataError(f"{path}: not a readable .npz file, or cut short "
-                        f"({error}); fetch or write it again") from error
+        with np.load(path, allow_pickle=False) as file: return dict(file)
+    except Exception as error: raise DataError(
+        f"{path}: no readable .npz file ({error})") from error
 
 # %% ../../nbs/run/01_data.ipynb #e5f94347
 def _check_arrays(path: Path, arrays: dict) -> None:
     "Refuse arrays that are not images and labels, saying which and why"
-    missing = [name for name in ARRAYS if name not in arrays]
-    if missing:
-        raise DataError(f"{path}: has no {', '.join(missing)}; a data set "
-                        f"needs {', '.join(ARRAYS)}")
-    channels = arrays["train_images"].shape[1:2]
+    for name in ARRAYS:
+        if name not in arrays: refuse(DataError, str(path), f"no {name}",
+                                      f"the arrays {', '.join(ARRAYS)}")
+    shape = (*arrays["train_images"].shape[1:2], 32, 32)
     for part in ("train", "test"):
         images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
-        refuse_unless(images.dtype == np.uint8 and images.size > 0
-                      and images.shape[1:] == (*channels, 32, 32),
-                      path, f"{part}_images", images,
-                      "uint8 N x C x 32 x 32 with the same C in both parts")
-        refuse_unless(labels.dtype.kind in "iu"
-                      and labels.shape == images.shape[:1]
-                      and 0 <= labels.min() and labels.max() <= 65_535,
-                      path, f"{part}_labels", labels,
-                      f"{len(images)} integers from 0 to 65535")
-    mirror = arrays.get("mirror", np.array(False))
-    refuse_unless(mirror.size == 1 and mirror.dtype.kind in "biu",
-                  path, "mirror", mirror, "one True or False")
-
-# %% ../../nbs/run/01_data.ipynb #31380430
-def refuse_unless(right, path: Path, name: str, array, expected: str) -> None:
-    "Raise an error that describes an array of a file, unless it is right"
-    if right: return
-    got = f"{array.dtype} of shape {array.shape}"
-    if array.size and array.dtype.kind in "iu":
-        got += f" from {array.min()} to {array.max()}"
-    refuse(DataError, f"{path}: {name}", got, expected)
-
-def _check_classes(path: Path, train: Tensor, test: Tensor, n: int) -> None:
-    "Refuse labels beyond the class count, or classes that nothing can learn"
-    largest = max(train[-1], test[-1])
-    if largest >= n: raise DataError(
-        f"{path}: holds the label {largest}, expected 0 to {n - 1}")
-    if train[0] and train[-1] == n - 1 == len(train): raise DataError(
-        f"{path}: its labels count from {train[0]}, expected from 0")
-    unseen = test[~torch.isin(test, train)]
-    if len(unseen): raise DataError(
-        f"{path}: no training image has the class {unseen[0]} of a test "
-        "image, expected one or more")
+        if images.dtype != np.uint8 or images.shape[1:] != shape: refuse(
+            DataError, f"{path}: {part}_images",
+            f"{images.dtype} of shape {images.shape}",
+            "uint8 N x C x 32 x 32 with the same C in both parts")
+        right = labels.dtype.kind in "iu" and labels.shape == images.shape[:1]
+        if not right or labels.min(initial=0) < 0: refuse(
+            DataError, f"{path}: {part}_labels",
+            f"{labels.dtype} of shape {labels.shape}",
+            f"{len(images)} integers from 0")
 
 # %% ../../nbs/run/01_data.ipynb #12ea573d
 def import_torchvision():
@@ -301,27 +257,15 @@ def import_torchvision():
 def _open(dataset: str, root: Path, download: bool = False) -> list[tuple]:
     "Images and labels of the training and the test set, verified"
     sets = import_torchvision().datasets
-    if dataset == "mnist":
-        if download: sets.MNIST(root, download=True)
-        return [_read_mnist(root, part) for part in ("train", "t10k")]
     if dataset == "svhn":
         opened = [sets.SVHN(root, split, download=download)
                   for split in ("train", "test")]
         return [(part.data, part.labels) for part in opened]
-    kind = {"cifar10": sets.CIFAR10, "cifar100": sets.CIFAR100}[dataset]
+    kind = {"mnist": sets.MNIST, "cifar10": sets.CIFAR10,
+            "cifar100": sets.CIFAR100}[dataset]
     opened = [kind(root, train, download=download) for train in (True, False)]
     return [(part.data, part.targets) for part in opened]
 
-def _read_mnist(root: Path, part: str) -> tuple[Tensor, Tensor]:
-    "Images and labels from two of MNIST's archives"
-    def content(name, header):
-        archive = root/"MNIST"/"raw"/f"{part}-{name}-ubyte.gz"
-        return torch.frombuffer(bytearray(gzip.decompress(
-            archive.read_bytes())), dtype=torch.uint8, offset=header)
-    images = content("images-idx3", header=16)
-    return images.view(-1, 28, 28), content("labels-idx1", header=8)
-
-# %% ../../nbs/run/01_data.ipynb #66b629c0
 def _tensors(images, labels) -> tuple[Tensor, Tensor]:
     "Images and labels as N x C x 32 x 32 bytes and int64"
     images = torch.as_tensor(images)
@@ -332,14 +276,10 @@ def _tensors(images, labels) -> tuple[Tensor, Tensor]:
     return images, torch.as_tensor(labels, dtype=torch.int64)
 
 # %% ../../nbs/run/01_data.ipynb #cdb9120d
-def _load_original(dataset: str, root: Path, download: bool) -> Dataset:
+def _load_original(dataset: str, root: Path) -> Dataset:
     "One of the paper's four from its original files, fetched if need be"
     try: parts = _open(dataset, root)
-    except Exception as error:  # not there, cut short, another checksum
-        if not download: raise DataError(
-            f"{dataset}: missing or damaged in {root} ({error}); load it "
-            "once with a network, or name its folder with TCE_DATA") from error
-        parts = _download(dataset, root)
+    except Exception: parts = _download(dataset, root)  # missing, cut short
     tensors = [tensor for part in parts for tensor in _tensors(*part)]
     return Dataset(dataset, *tensors, CLASSES[dataset],  # type: ignore
                    mirror=dataset.startswith("cifar"))

@@ -9,7 +9,7 @@ import functools
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Iterable, NamedTuple, Optional, Sequence, Union
+from typing import Any, Iterable, Optional, Sequence, Union
 
 from ..arguments import refuse, unknown
 from ..noise import noise_file
@@ -17,7 +17,6 @@ from ..registry import get_loss, has_alpha, loss_file, split_loss
 from .config import (
     CLASSES, SIZES, Config, data_root, loss_name, preset, run_name)
 from .data import load_npz
-from .train import check_look_alikes
 
 # %% auto #0
 __all__ = ['PLANS', 'Block', 'Job', 'plan']
@@ -110,16 +109,12 @@ def parse_method(
     return dict(loss=loss) if alpha is None else dict(loss=loss, alpha=alpha)
 
 # %% ../../nbs/run/06_plan.ipynb #f84b55b5
-def method_word(
-    method: str,  # as `parse_method` takes it
-) -> str:
+def method_word(method: str) -> str:
     "Return a loss as tables write it: `tce:1.0` is `tce:1`"
     fields = parse_method(method)
     return loss_name(**fields) if "alpha" in fields else fields["loss"]
 
-def expand_tce(
-    methods: Iterable[str],  # as `parse_method` takes them
-) -> list[str]:
+def expand_tce(methods: Iterable[str]) -> list[str]:
     "Return these losses, `tce` alone replaced by all its exponents"
     alphas = [method.removeprefix("tce:") for method in TAMED]
     expanded = []
@@ -134,10 +129,6 @@ class Job:
     "A run of a plan"
     config: Config
     needs: Optional[str] = None  # name of the cell's hold-out run
-    rerun: bool = False          # train again where there is a record
-
-    def __post_init__(self) -> None:
-        check_look_alikes(self.config)
 
     @functools.cached_property
     def name(self) -> str:
@@ -145,43 +136,31 @@ class Job:
         return run_name(self.config)
 
 # %% ../../nbs/run/06_plan.ipynb #77c0ae9d
-class _Run(NamedTuple):
-    "A run of a plan in the words of its table"
-    dataset: str
-    eta: float
-    noise: str
-    loss: str
-    seed: int
-    lr: Optional[float] = None
-    optimizer: Optional[str] = None
-
-def _jobs(scale: str, run: _Run, changes: dict) -> list[Job]:
+def _jobs(scale: str, run: dict[str, Any], changes: dict) -> list[Job]:
     "The job of a run, after that of the hold-out run that it needs"
-    chosen = {name: value for name, value in run._asdict().items()
-              if value is not None} | parse_method(run.loss)
+    chosen = {name: value for name, value in run.items()
+              if value is not None} | parse_method(run["loss"])
     if scale in HOLD_OUT: chosen["hold_out"] = HOLD_OUT[scale]
     config = preset(scale, **{**chosen, **changes})
-    if not config.hold_out:
-        refuse(ValueError, "hold_out", "0", "images or a share of them: a "
-               "sweep reads its runs at the best epoch on images held out")
     if scale not in HOLD_OUT: return [Job(config)]
     first = Job(replace(config, seed=0))
-    if run.seed == 0: return [first]
+    if run["seed"] == 0: return [first]
     return [first, Job(replace(config, hold_out=0), needs=first.name)]
 
 # %% ../../nbs/run/06_plan.ipynb #06e4be82
-def _runs(scale: str) -> list[_Run]:
-    "All runs of a preset's table, in order"
+def _runs(scale: str) -> list[dict[str, Any]]:
+    "All runs of a preset's table, in order, as fields of their configuration"
     return [
-        _Run(dataset, eta, noise, loss, seed, lr, block.optimizer)
+        dict(dataset=dataset, eta=eta, noise=noise, loss=loss, seed=seed,
+             lr=lr, optimizer=block.optimizer)
         for block in PLANS[scale]
         for eta, seed, dataset, noise, lr, loss in itertools.product(
             block.etas, block.seeds, block.datasets, block.noises, block.lrs,
             block.losses)]
 
-def _pick(runs: list[_Run], asked: dict[str, list]) -> list[_Run]:
+def _pick(runs: list[dict], asked: dict[str, list]) -> list[dict]:
     "The runs asked for; what no run has takes the place of what they have"
-    def words(run): return tuple(getattr(run, name) for name in asked)
+    def words(run): return tuple(run[name] for name in asked)
     wanted = [*itertools.product(*asked.values())]
     known = {words(run) for run in runs}
     new = [dict(zip(asked, each)) for each in wanted if each not in known]
@@ -189,9 +168,9 @@ def _pick(runs: list[_Run], asked: dict[str, list]) -> list[_Run]:
         if noise_file(changes.get("noise", "")):
             changes.setdefault("eta", 1.0)
     usual = [run for run in runs
-             if run.noise == Config.noise and run.lr is None]
+             if run["noise"] == Config.noise and run["lr"] is None]
     return [run for run in runs if words(run) in wanted] + [
-        run._replace(**changes) for run in usual for changes in new]
+        {**run, **changes} for run in usual for changes in new]
 
 # %% ../../nbs/run/06_plan.ipynb #7bee09ed
 def plan(
@@ -205,32 +184,22 @@ def plan(
 ) -> list[Job]:
     "Return the runs of a preset, or a part of them, the most telling first"
     if scale not in PLANS: raise ValueError(unknown("preset", scale, PLANS))
-    if seeds is not None and (type(seeds) is not int or seeds < 1):
-        refuse(ValueError, "seeds", repr(seeds), "an int >= 1")
-    for name in datasets or (): check_dataset(name)
+    if seeds is not None and seeds < 1:
+        refuse(ValueError, "seeds", seeds, "an int >= 1")
     losses = [method_word(word) for word in expand_tce(methods or ())]
     given = dict(dataset=datasets, loss=losses, eta=etas, noise=noises)
     runs = _pick(_runs(scale), {
         name: [*values] for name, values in given.items() if values})
     if seeds: runs = _with_seeds(runs, seeds)
-    jobs = [job for run in dict.fromkeys(runs)
-            for job in _jobs(scale, run, changes)]
+    jobs = [job for run in runs for job in _jobs(scale, run, changes)]
     return [*{job.name: job for job in jobs}.values()]
 
 # %% ../../nbs/run/06_plan.ipynb #42838d0f
-def check_dataset(
-    name: str,  # of a data set, or the path of a file
-) -> None:
-    "Raise an error if this is no data set"
-    if name not in SIZES and not str(name).endswith(".npz"):
-        known = [*SIZES, "the path of an .npz file"]
-        raise ValueError(unknown("dataset", name, known))
-
-def _with_seeds(runs: list[_Run], seeds: int) -> list[_Run]:
+def _with_seeds(runs: list[dict], seeds: int) -> list[dict]:
     "These runs, with seeds from 1 to this number"
-    more = [run._replace(seed=seed) for seed in range(1, seeds + 1)
-            for run in runs if run.seed]
-    return [run for run in runs if run.seed <= seeds] + more
+    more = [{**run, "seed": seed} for seed in range(1, seeds + 1)
+            for run in runs if run["seed"]]
+    return [run for run in runs if run["seed"] <= seeds] + more
 
 # %% ../../nbs/run/06_plan.ipynb #ce1517fc
 def cost(
@@ -248,7 +217,6 @@ def image_counts(
     data: Union[str, Path, None] = None,  # folder of data sets
 ) -> tuple[int, int]:  # training and test images
     "Return how many images a run has, those it holds out among them"
-    check_dataset(config.dataset)
     own = config.dataset.endswith(".npz")
     path = Path(config.dataset) if own \
         else data_root(data)/f"{config.dataset}.npz"
@@ -262,6 +230,6 @@ def image_counts(
 
 @functools.lru_cache(maxsize=64)
 def _count(path: Path) -> tuple[int, ...]:
-    "Training images, test images and classes of an .npz file, if it is right"
+    "Training images, test images and classes of an .npz file"
     data = load_npz(path)
     return len(data.train_labels), len(data.test_labels), data.num_classes

@@ -12,6 +12,7 @@ import re
 import time
 import warnings
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import Any, Iterable, Optional, Union
 
@@ -29,8 +30,7 @@ from ..arguments import refuse, unknown
 from ..losses import tamed_weight
 from ..noise import bare_noise, noise_file
 from ..registry import has_alpha, loss_file
-from .checkpoint import (
-    DamagedCheckpoint, atomic_write, environment)
+from .checkpoint import atomic_write, environment
 from .config import (
     Config, cell_of, changes_of, digest, has_all_images, loss_name, recipe_of,
     run_key, run_name, run_words, scale_of)
@@ -71,57 +71,30 @@ def record_run(
     task: Optional[Task] = None,  # its data, where they are already made
 ) -> Run:
     "Train one network, or go on with it, and write its record"
-    _check_request(config, selected, rerun)
+    if selected is not None and selected not in range(1, config.epochs + 1):
+        refuse(ValueError, "selected_epoch", repr(selected),
+               f"None or an epoch from 1 to {config.epochs}")
     name = run_name(config)
     files = Files(name, folder)
-    with _take_lock(name, folder):
-        done = recorded(name, folder)
-        if done and not rerun:
-            raise AlreadyRecorded(f"{files.record}: exists")
-        run = _train_or_restart(config, files, progress, task)
-        if run_name(config, run.run_key) != name:
-            raise RuntimeError(f"{name}: a file that it names has changed")
-        if files.record.exists() and not done:  # it is damaged
-            os.replace(files.record, files.checkpoint.with_suffix(".record"))
+    with lock_of(name, folder).acquire(timeout=3):
+        if not rerun and recorded(name, folder):
+            raise FileExistsError(f"{files.record}: exists")
+        run = train(config, files.checkpoint,
+                    partial(_tell, files, progress), task)
         selected = selected or find_selected(config, folder, run.run_key)
         write_record(make_record(run, selected), folder)
         for path in (files.checkpoint, files.progress, files.failure):
             path.unlink(missing_ok=True)
     return run
 
-# %% ../../nbs/run/05_records.ipynb #a95b87c3
-def _check_request(config: Config, selected, rerun) -> None:
-    "Refuse what papermill alone lets through, before anything is trained"
-    epoch = type(selected) is int and 1 <= selected <= config.epochs
-    if selected is not None and not epoch:
-        refuse(ValueError, "selected_epoch", repr(selected),
-               f"None or an epoch from 1 to {config.epochs}")
-    if not isinstance(rerun, bool):
-        refuse(ValueError, "rerun", repr(rerun), "True or False")
-
-def _take_lock(name: str, folder):
-    "The lock of a run, taken; raises an error if another process has it"
-    try:
-        return lock_of(name, folder).acquire(timeout=3)
-    except Timeout:
-        raise Busy(f"{name}: another process is computing this run") from None
-
 # %% ../../nbs/run/05_records.ipynb #8eb379dd
-def _train_or_restart(config, files: Files, progress: bool, task=None) -> Run:
-    "Train; a damaged checkpoint is set aside and the run starts again"
-    def tell(run):
-        row = run.history[-1]
-        atomic_write(files.progress, json.dumps(dict(
-            epoch=row["epoch"], epochs=run.config.epochs,
-            test_accuracy=_number(row.get("test_accuracy")),
-            seconds=row["seconds"], pid=os.getpid(), at=time.time())).encode())
-        if progress: report(run)
-    try:
-        return train(config, files.checkpoint, tell, task)
-    except DamagedCheckpoint as error:
-        warnings.warn(f"{error}: set it aside, starting again")
-        os.replace(files.checkpoint, files.checkpoint.with_suffix(".damaged"))
-        return train(config, files.checkpoint, tell, task)
+def _tell(files: Files, progress: bool, run: Run) -> None:
+    "Leave how far a run is in a file, which `tce status` reads"
+    row = run.history[-1]
+    atomic_write(files.progress, json.dumps(dict(
+        epoch=row["epoch"], epochs=run.config.epochs, seconds=row["seconds"],
+        test_accuracy=_number(row.get("test_accuracy")))).encode())
+    if progress: report(run)
 
 # %% ../../nbs/run/05_records.ipynb #eb199fc8
 def find_selected(
@@ -152,10 +125,7 @@ def results_folder(
     "The folder of records, as an absolute path"
     folder = folder or os.environ.get("TCE_RESULTS") or \
         (project_folder() or Path.cwd())/"results"
-    path = Path(folder).expanduser().absolute()
-    if path.exists() and not path.is_dir():
-        refuse(ValueError, "results", repr(str(path)), "a folder")
-    return path
+    return Path(folder).expanduser().absolute()
 
 # %% ../../nbs/run/05_records.ipynb #2f6c5a05
 def project_folder() -> Optional[Path]:
@@ -182,17 +152,10 @@ class Files:
         self.failure = folder/"work"/f"{name}.failed"
         self.log = folder/"work"/f"{name}.log"
 
-# %% ../../nbs/run/05_records.ipynb #e71f6f65
+# %% ../../nbs/run/05_records.ipynb #2ad6f207
 class RecordError(RuntimeError):
     "A file that is no record of a run"
 
-class AlreadyRecorded(RuntimeError):
-    "There is a record of this run"
-
-class Busy(RuntimeError):
-    "Another process is computing this run"
-
-# %% ../../nbs/run/05_records.ipynb #2ad6f207
 def recorded(name: str, folder: Folder = None) -> bool:
     "Whether there is a valid record of a run"
     try:
@@ -208,14 +171,11 @@ def lock_of(name: str, folder: Folder = None) -> FileLock:
 
 def is_running(name: str, folder: Folder = None) -> bool:
     "Whether some process on this file system is computing a run"
-    if not Files(name, folder).lock.exists():
-        return False
+    if not Files(name, folder).lock.exists(): return False
     try:
         with lock_of(name, folder).acquire(timeout=0): return False
     except Timeout:
         return True
-    except OSError:  # we may not write here, so cannot ask
-        return False
 
 # %% ../../nbs/run/05_records.ipynb #4e905da2
 def final_summary(run: Run) -> Optional[dict[str, Any]]:
@@ -244,10 +204,7 @@ def final_summary(run: Run) -> Optional[dict[str, Any]]:
 # %% ../../nbs/run/05_records.ipynb #9918aabd
 GROUPS = 100
 
-def confidence_groups(
-    confidence: Tensor,  # of the predictions
-    correct: Tensor,     # whether each was right
-) -> dict[str, list]:
+def confidence_groups(confidence: Tensor, correct: Tensor) -> dict[str, list]:
     "Mean confidence and accuracy of groups of equal size, least certain first"
     order = confidence.sort(stable=True).indices
     groups = order.tensor_split(min(GROUPS, len(order)))
@@ -321,19 +278,32 @@ def write_record(record: dict, folder: Folder = None) -> Path:
     return path
 
 # %% ../../nbs/run/05_records.ipynb #2f6c5a07
-def read_record(
-    path: Union[str, Path],
-) -> dict[str, Any]:
+def read_record(path: Union[str, Path]) -> dict[str, Any]:
     "Read a record and check that it is one"
     path = Path(path)
     try:
         record = json.loads(path.read_bytes())
-        problem = _problem(record, path.stem)
-        if not problem: _row(record)  # can be counted
+        _check_record(record, path.stem)
     except Exception as error: raise RecordError(
-        f"{path}: cannot be read ({type(error).__name__}: {error})") from error
-    if problem: raise RecordError(f"{path}: {problem}")
+        f"{path}: no valid record ({type(error).__name__}: {error})"
+        ) from error
     return record
+
+# %% ../../nbs/run/05_records.ipynb #b0988ba4
+def _check_record(record: dict, name: str) -> None:
+    "Refuse a record that is not of the run of this name, or lacks something"
+    config = record_config(record)
+    of_file = config.dataset.endswith(".npz") or noise_file(config.noise) \
+        or loss_file(config.loss)
+    expected = f"{run_words(config)}-{name.rpartition('-')[2]}" if of_file \
+        else run_name(config)
+    if not name == record["name"] == expected:
+        refuse(ValueError, "name", f"{name}, holding {record['name']}",
+               expected)
+    epochs = len(record_history(record))
+    if epochs != (record["diverged"] or config.epochs):
+        refuse(ValueError, "history", f"{epochs} epochs", config.epochs)
+    _row(record)  # has all that a table needs
 
 # %% ../../nbs/run/05_records.ipynb #50524a85
 def record_config(record: dict) -> Config:
@@ -344,45 +314,6 @@ def record_history(record: dict) -> list[dict[str, Any]]:
     "The history of a recorded run, a row for each epoch"
     names, columns = zip(*record["history"].items())
     return [dict(zip(names, row)) for row in zip(*columns)]
-
-# %% ../../nbs/run/05_records.ipynb #b0988ba4
-_KEYS = ("schema", "name", "cell", "config", "data", "wrong_rate", "diverged",
-         "resumed", "seconds", "finished", "readings", "end", "made_on",
-         "history")
-
-def _problem(record: dict, name: str) -> Optional[str]:
-    "What is wrong with the record of this name, if anything"
-    missing = [key for key in _KEYS if key not in record]
-    if missing:
-        return f"has no {', '.join(missing)}"
-    if record["schema"] not in (1, SCHEMA):
-        return f"has schema {record['schema']!r}, expected 1 or {SCHEMA}"
-    if record["name"] != name:
-        return f"holds the record of {record['name']}"
-    config, given = record_config(record), record["readings"]
-    if not _is_named(record, config):
-        return (f"is named {name}, but its run is {run_words(config)} "
-                "with another configuration")
-    ended = record["diverged"] or config.epochs
-    lengths = {len(column) for column in record["history"].values()}
-    if lengths != {ended} or record["history"]["epoch"] != [
-            *range(1, ended + 1)]:
-        return f"has a history that is not of the epochs 1 to {ended}"
-    selected = given["selected"] and given["selected"]["epoch"]
-    rows = record_history(record)
-    if config.hold_out: selected = selected_in(rows)
-    if given != readings(rows, selected):
-        return "has readings that are not those of its history"
-    return None
-
-# %% ../../nbs/run/05_records.ipynb #b0988ba6
-def _is_named(record: dict, config: Config) -> bool:
-    "Whether a record has the name and the cell of its run"
-    if config.dataset.endswith(".npz") or noise_file(config.noise) \
-            or loss_file(config.loss):
-        return record["name"].rpartition("-")[0] == run_words(config)
-    return (record["name"], record["cell"]) == (
-        run_name(config), cell_of(config))
 
 # %% ../../nbs/run/05_records.ipynb #2286bf73
 def _row(record: dict) -> dict[str, Any]:
@@ -457,9 +388,7 @@ def histories(
 CELL = ["scale", "dataset", "version", "method", "eta", "noise", "trained_on",
         "tested_on", "epochs", "recipe"]
 
-def counted(
-    frame: pd.DataFrame,  # from `gather`
-) -> pd.DataFrame:
+def counted(frame: pd.DataFrame) -> pd.DataFrame:
     "The runs that count; a training that was asked for in two ways once"
     full = frame.hold_out == 0
     alone = frame.scale.isin(["digits", "few", "short", "paper"]) | (

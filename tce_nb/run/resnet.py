@@ -23,8 +23,7 @@ def shortcut_a(
     channels: int,  # wanted: C, or twice as many on half as many pixels
 ) -> Tensor:
     "The image; or every second pixel of it, with channels of zeros appended"
-    if x.shape[1] == channels:
-        return x
+    if x.shape[1] == channels: return x
     x = x[:, :, ::2, ::2]
     return F.pad(x, (0, 0, 0, 0, 0, channels - x.shape[1]))
 

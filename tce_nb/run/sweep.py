@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
@@ -27,55 +27,29 @@ import torch
 from filelock import Timeout
 
 # %% auto #0
-__all__ = ['run_plan', 'Sweep', 'LocalPool', 'RayPool']
+__all__ = ['State', 'Sweep', 'run_plan', 'LocalPool', 'RayPool']
 
 # %% ../../nbs/run/07_sweep.ipynb #6a0ac643
 from .checkpoint import atomic_write
-from .config import Config, run_name, scale_of
+from .config import Config, scale_of
 from .plan import PLANS, Job
 from .records import (
     Files, find_selected, is_running, lock_of, recorded, results_folder)
 from .train import pick_device, prepare, train_epoch
 
 # %% ../../nbs/run/07_sweep.ipynb #12cd602b
-def progress_of(
-    name: str,      # of a run
-    results: Path,  # folder of results
-) -> dict[str, Any]:
+def progress_of(name: str, results: Path) -> dict[str, Any]:
     "Return epoch, accuracy and more of a run; empty before its first epoch"
-    return _read_json(Files(name, results).progress)
+    path = Files(name, results).progress
+    return json.loads(path.read_bytes()) if path.exists() else {}
 
-def _read_json(path: Path) -> dict[str, Any]:
-    "What a small file says, if it is there and whole"
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-
-def _write_failure(files: Files, reason: str, final: bool) -> None:
-    "Leave the reason of a failure, and whether another try is no use"
-    atomic_write(files.failure, json.dumps(dict(
-        reason=reason, final=final)).encode())
-
-# %% ../../nbs/run/07_sweep.ipynb #dda66afc
-@dataclass
-class State:
-    "What a sweep knows of a job"
-    job: Job
-    state: str = "waiting"  # or running, done, failed, elsewhere
-    reason: str = ""
-    tries: int = 0
-
-def job_status(
-    name: str,           # of a run
-    results: Path,       # folder of results
-    rerun: bool = False,  # a record does not count
-) -> tuple[str, str]:  # state, and the reason of a failure
-    "Return the state of a run, from the files alone"
-    if not rerun and recorded(name, results): return "done", ""
-    if is_running(name, results): return "elsewhere", ""
-    left = _read_json(Files(name, results).failure)
-    return ("failed", left["reason"]) if left else ("waiting", "")
+def job_status(name: str, results: Path) -> tuple[str, str]:
+    "Return the state of a run and why it failed, from the files alone"
+    failure = Files(name, results).failure
+    if recorded(name, results): return "done", ""
+    if is_running(name, results): return "running", ""
+    if failure.exists(): return "failed", failure.read_text()
+    return "waiting", ""
 
 # %% ../../nbs/run/07_sweep.ipynb #eaf43484
 def job_message(
@@ -89,9 +63,32 @@ def job_message(
         asdict(job.config), preset=scale if scale in PLANS else "paper",
         selected_epoch=find_selected(job.config, results)
         if job.needs else None,
-        results=str(results_folder(results)), rerun=job.rerun,
+        results=str(results_folder(results)), rerun=False,
         data=data and str(Path(data).expanduser().absolute()))
     return dict(name=job.name, folder=os.getcwd(), parameters=parameters)
+
+# %% ../../nbs/run/07_sweep.ipynb #46bd95c1
+@dataclass
+class State:
+    "What a sweep knows of a job"
+    job: Job
+    state: str = "waiting"  # or running, done, failed, elsewhere
+    reason: str = ""
+
+@dataclass
+class Sweep:
+    "The jobs of a plan, how they stand, and where they run"
+    jobs: list[Job]
+    pool: Any      # a `LocalPool` or a `RayPool`
+    results: Path  # folder of results
+    data: Union[str, Path, None] = None  # folder of data sets
+    on_change: Callable[[State], object] = lambda changed: None
+
+    def __post_init__(self) -> None:
+        self.running: dict[concurrent.futures.Future, State] = {}
+        self.states = {job.name: State(job) for job in self.jobs}
+        for name, state in self.states.items():
+            if recorded(name, self.results): state.state = "done"
 
 # %% ../../nbs/run/07_sweep.ipynb #ae1e14db
 def run_plan(
@@ -101,103 +98,51 @@ def run_plan(
     "Run all jobs of a sweep and return how they ended"
     states = sweep.states.values()
     while any(state.state not in ("done", "failed") for state in states):
-        _start(sweep)
+        for state in states:
+            if state.state in ("waiting", "elsewhere"): _start(sweep, state)
         ended, _ = concurrent.futures.wait(
             sweep.running, poll, concurrent.futures.FIRST_COMPLETED)
         for future in ended:
-            _settle(sweep, sweep.running.pop(future), _outcome(future))
+            _settle(sweep, sweep.running.pop(future), future)
         if not sweep.running and not ended: time.sleep(poll)
-        _look_elsewhere(sweep)
     return [*states]
 
-def _look_elsewhere(sweep: Sweep) -> None:
-    "See what became of the runs of other processes"
-    for state in sweep.states.values():
-        if state.state != "elsewhere": continue
-        word, _ = job_status(state.job.name, sweep.results, state.job.rerun)
-        sweep.set(state, "waiting" if word == "failed" else word)
-
-# %% ../../nbs/run/07_sweep.ipynb #46bd95c1
-class Sweep:
-    "The jobs of a plan, how they stand, and where they run"
-    def __init__(
-        self,
-        jobs: list[Job],
-        pool: Union[LocalPool, RayPool],
-        results: Path,  # folder of results
-        data: Union[str, Path, None] = None,  # folder of data sets
-    ) -> None:
-        self.pool, self.results, self.data = pool, results, data
-        self.states = {job.name: State(job) for job in jobs}
-        for name, state in self.states.items():
-            if recorded(name, results) and not state.job.rerun:
-                state.state = "done"
-                _keep_notebook(Files(name, results))
-        self.running: dict[concurrent.futures.Future, State] = {}
-        self.on_change: Callable[[State], object] = lambda changed: None
-
-    def set(self, state: State, word: str, reason: str = "") -> None:
-        "Change a job's state, and tell `on_change`"
-        if (word, reason) == (state.state, state.reason): return
-        state.state, state.reason = word, reason
-        self.on_change(state)
-
-# %% ../../nbs/run/07_sweep.ipynb #46bd95c2
-def _outcome(future: concurrent.futures.Future) -> Outcome:
-    "How a try ended, also if its slot failed"
-    error = future.exception()
-    if error is None:
-        return future.result()
-    return Outcome("failed", f"{type(error).__name__}: {error}")
-
-def _keep_notebook(files: Files) -> None:
-    "Put a notebook in place whose process ended just before it did"
-    if files.draft.exists() and not files.notebook.exists():
-        os.replace(files.draft, files.notebook)
-
 # %% ../../nbs/run/07_sweep.ipynb #e6d9196f
-def _start(sweep: Sweep) -> None:
-    "Fill the free slots with the first jobs that can start"
-    for state in sweep.states.values():
-        if len(sweep.running) >= sweep.pool.slots: break
-        if state.state != "waiting": continue
-        needed = sweep.states.get(state.job.needs or "")
-        if needed and needed.state == "failed":
-            sweep.set(state, "failed", "its hold-out run failed")
-        elif needed is None or needed.state == "done":
-            _submit(sweep, state)
-
-def _submit(sweep: Sweep, state: State) -> None:
-    "Start a job, unless another process has started it"
-    word, _ = job_status(state.job.name, sweep.results, state.job.rerun)
-    if word in ("done", "elsewhere"):
-        sweep.set(state, word)
-        return
-    state.tries += 1
-    sweep.set(state, "running")
+def _start(sweep: Sweep, state: State) -> None:
+    "Start a job if it can start now"
+    needed = sweep.states.get(state.job.needs or "")
+    if needed and needed.state == "failed":
+        return _set(sweep, state, "failed", "its hold-out run failed")
+    if needed and needed.state != "done" \
+            or len(sweep.running) >= sweep.pool.slots: return
+    word, _ = job_status(state.job.name, sweep.results)
+    if word == "done": return _set(sweep, state, "done")
+    if word == "running": return _set(sweep, state, "elsewhere")
+    _set(sweep, state, "running")
     message = job_message(state.job, sweep.results, sweep.data)
     sweep.running[sweep.pool.submit(message)] = state
 
-# %% ../../nbs/run/07_sweep.ipynb #944779e8
-@dataclass
-class Outcome:
-    "How a try of a job ended"
-    state: str  # "done", "failed" or "elsewhere"
-    reason: str = ""
-    final: bool = False  # not worth another try
+def _set(sweep: Sweep, state: State, word: str, reason: str = "") -> None:
+    "Change a job's state, and call `on_change`"
+    if (word, reason) == (state.state, state.reason): return
+    state.state, state.reason = word, reason
+    sweep.on_change(state)
 
-def _settle(sweep: Sweep, state: State, outcome: Outcome) -> None:
-    "Note how a try ended"
-    if outcome.state == "elsewhere":
-        state.tries -= 1  # it was not ours
-    elif outcome.state == "failed" and state.tries < 2 and not outcome.final:
-        reason = f"{outcome.reason}; to be tried again"
-        return sweep.set(state, "waiting", reason)
-    elif outcome.state == "failed":
+# %% ../../nbs/run/07_sweep.ipynb #944779e8
+def _settle(sweep: Sweep, state: State,
+            future: concurrent.futures.Future) -> None:
+    "Note how a try ended, and keep its files"
+    try:
+        word, reason, files = future.result()
+        for name, content in files.items():
+            atomic_write(sweep.results/"records"/name, content)
+    except Exception as error:  # no slot, no cluster, no room on the disk
+        word, reason = "failed", f"{type(error).__name__}: {error}"
+    if word == "failed":
         with contextlib.suppress(OSError):  # a full disk has no room for it
-            _write_failure(Files(state.job.name, sweep.results),
-                           outcome.reason, outcome.final)
-    sweep.set(state, outcome.state, outcome.reason)
+            atomic_write(Files(state.job.name, sweep.results).failure,
+                         reason.encode())
+    _set(sweep, state, word, reason)
 
 # %% ../../nbs/run/07_sweep.ipynb #bcc47cd6
 class LocalPool:
@@ -206,13 +151,12 @@ class LocalPool:
         self,
         workers: Optional[int] = None,  # default: one for each core or GPU
         threads: int = 1,               # for each run
-        limit: float = 24 * 3600,       # seconds for each run
         runs_per_gpu: int = 1,
         share_gpus: bool = True,        # else runs find their device alone
     ) -> None:
         gpus = _gpus() if share_gpus else []
         self.free = _environments(gpus, workers, threads, runs_per_gpu)
-        self.slots, self.limit = len(self.free), limit
+        self.slots = len(self.free)
         self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
         self.processes: list[subprocess.Popen] = []
         self.closed = False
@@ -245,23 +189,16 @@ def _environments(gpus: list[str], workers: Optional[int], threads: int,
             for slot in range(slots)]
 
 # %% ../../nbs/run/07_sweep.ipynb #eba6e86c
-def _run_here(pool: LocalPool, message: dict) -> Outcome:
+def _run_here(pool: LocalPool, message: dict) -> tuple[str, str, dict]:
     "Run a job in a free slot"
     def started(process: subprocess.Popen) -> None:
         pool.processes.append(process)
         if pool.closed: process.kill()
     slot = pool.free.pop()
     try:
-        given = _on_gpu(message) if "CUDA_VISIBLE_DEVICES" in slot else message
-        return execute(given, pool.limit, slot, started)
+        return *execute(message, slot, started), {}
     finally:
         pool.free.append(slot)
-
-def _on_gpu(message: dict) -> dict:
-    "A job that fails where no GPU is found, instead of using the CPU"
-    parameters = message["parameters"]
-    if parameters["device"] != "auto": return message
-    return {**message, "parameters": {**parameters, "device": "cuda"}}
 
 # %% ../../nbs/run/07_sweep.ipynb #4f5ae1ae
 _ELSEWHERE = 4  # the exit code if another process has the run in hand
@@ -280,8 +217,8 @@ def worker() -> None:
     except BaseException as error:
         traceback.print_exc()
         name = getattr(error, "ename", type(error).__name__)  # in a cell
-        _write_failure(files, f"{name}: {getattr(error, 'evalue', error)}",
-                       final=name in ("ValueError", "TypeError"))
+        reason = f"{name}: {getattr(error, 'evalue', error)}"
+        atomic_write(files.failure, reason.encode())
         sys.exit(1)
 
 def _end_with_driver() -> None:
@@ -293,73 +230,46 @@ def _end_with_driver() -> None:
 def _run_job(name: str, files: Files, parameters: dict) -> None:
     "Execute a job's notebook, unless the run is recorded or in other hands"
     folder = parameters["results"]
-    if parameters["data"]: os.environ["TCE_DATA"] = parameters["data"]
-    config = Config(**{field.name: parameters[field.name]
-                       for field in fields(Config)})
-    if run_name(config) != name: raise ValueError(
-        "loss, dataset or noise: a file has changed since this run was "
-        "planned; start it again")
     with lock_of(name, folder).acquire(timeout=3):  # others may look
-        if recorded(name, folder) and not parameters["rerun"]: return
+        if recorded(name, folder): return
         run_notebook(files.draft, parameters)
-        if not recorded(name, folder):
-            raise RuntimeError("the notebook left no record of this run")
+        if not recorded(name, folder): raise RuntimeError(
+            "the notebook left no record of this name; if you have changed "
+            "a file of yours since the start, start it again")
         os.replace(files.draft, files.notebook)
 
 # %% ../../nbs/run/07_sweep.ipynb #e59816e2
+_WORKER = [sys.executable, "-c", f"import sys; sys.path = {sys.path!r}; "
+           "from tce_nb.run.sweep import worker; worker()"]
+
 def execute(
     message: dict,  # from `job_message`
-    limit: float,   # seconds
     environment: dict[str, str],  # variables to set
     started: Callable[[subprocess.Popen], object]
         = lambda process: None,  # gets the process once it runs
-) -> Outcome:
+) -> tuple[str, str]:  # done, elsewhere or failed, and why
     "Run a job in a process of its own and return how it ended"
-    name = message["name"]
-    files = Files(name, message["parameters"]["results"])
+    files = Files(message["name"], message["parameters"]["results"])
     files.failure.parent.mkdir(parents=True, exist_ok=True)
     files.failure.unlink(missing_ok=True)
-    with open(files.log, "wb") as log: process = subprocess.Popen(
-        _WORKER, stdin=subprocess.PIPE, stdout=log, stderr=log,
+    with open(files.log, "wb") as log: process: Any = subprocess.Popen(
+        _WORKER, stdin=subprocess.PIPE, stdout=log, stderr=log, bufsize=0,
         env={**KEEP_MEMORY, **os.environ, **environment})
     started(process)
-    code = _wait(process, message, limit)
-    if code == 0: return Outcome("done")
-    if code == _ELSEWHERE: return Outcome("elsewhere")
-    if code is None: return Outcome(
-        "failed", f"ended at the limit of {limit:g} s", final=True)
-    return _failed(files, code)
+    with process:  # closes the pipe at the end
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            process.stdin.write(f"{json.dumps(message)}\n".encode())
+        code = process.wait()
+    return _ended(files, code)
 
-# %% ../../nbs/run/07_sweep.ipynb #6c171ec5
-_LIBRARY = str(Path(tce_nb.__file__).parents[1])  # of driver and workers
-_WORKER = [sys.executable, "-c", (
-    f"import sys; sys.path = [p for p in sys.path if p]\n"
-    f"if {_LIBRARY!r} not in sys.path: sys.path.insert(0, {_LIBRARY!r})\n"
-    "from tce_nb.run.sweep import worker; worker()")]
-
-def _wait(process: Any, message: dict, limit: float) -> Optional[int]:
-    "Hand a process its job and wait; its exit code, None if it was too late"
-    try:
-        with contextlib.suppress(OSError):  # it has ended
-            process.stdin.write((json.dumps(message) + "\n").encode())
-            process.stdin.flush()
-        return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        process.kill()
-        process.wait()
-        with contextlib.suppress(OSError): process.stdin.close()
-
-# %% ../../nbs/run/07_sweep.ipynb #4c62d8d0
-def _failed(files: Files, code: int) -> Outcome:
-    "Why a process has ended without a record"
-    left = _read_json(files.failure)
-    if left: return Outcome("failed", **left)
+# %% ../../nbs/run/07_sweep.ipynb #e59816e3
+def _ended(files: Files, code: int) -> tuple[str, str]:
+    "What an exit code says of a run, and the reason of a failure"
+    if code == 0: return "done", ""
+    if code == _ELSEWHERE: return "elsewhere", ""
+    if files.failure.exists(): return "failed", files.failure.read_text()
     how = f"by signal {-code}" if code < 0 else f"with code {code}"
-    said = files.log.read_text(errors="replace").splitlines()
-    return Outcome("failed", f"its process ended {how}, without a record" + (
-        f"; its last words: {said[-1]}" if said else ""))
+    return "failed", f"its process ended {how}, without a record"
 
 # %% ../../nbs/run/07_sweep.ipynb #5b0e71ab
 KEEP_MEMORY = {"GLIBC_TUNABLES": ":".join((  # read by glibc alone
@@ -371,10 +281,9 @@ KEEP_MEMORY = {"GLIBC_TUNABLES": ":".join((  # read by glibc alone
 def template() -> Path:
     "Return the path of the notebook that every run executes"
     here = Path(tce_nb.__file__).parent
-    for folder in (here/"experiments", here.parent/"nbs"/"experiments"):
-        if (folder/"run.ipynb").exists(): return folder/"run.ipynb"
-    raise FileNotFoundError(f"run.ipynb: not in {here}/experiments; "
-                            "install the package again")
+    installed = here/"experiments"/"run.ipynb"
+    return installed if installed.exists() \
+        else here.parent/"nbs"/"experiments"/"run.ipynb"
 
 # %% ../../nbs/run/07_sweep.ipynb #ea8fcda8
 def _engine():
@@ -406,97 +315,68 @@ def run_notebook(
     from papermill.engines import papermill_engines
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     papermill_engines.register("in_process", _engine())
-    paths = [str(path).replace("{", "{{").replace("}", "}}")  # not a format
-             for path in (template(), output)]
-    papermill.execute_notebook(*paths, parameters, progress_bar=False,
-                               engine_name="in_process")
+    papermill.execute_notebook(template(), output, parameters,
+                               progress_bar=False, engine_name="in_process")
 
 # %% ../../nbs/run/07_sweep.ipynb #0c3d9119
 def _run_cell(shell, cell) -> bool:
     "Run a cell, keep its outputs, and say whether it went well"
     from IPython.utils.capture import capture_output
-    with capture_output() as captured:
-        result = shell.run_cell(cell.source, store_history=True)
-    cell.outputs = list(_outputs(captured, result))
-    return result.success
-
-def _outputs(captured, result):
-    "What a cell gave, as a notebook stores it"
     from nbformat.v4 import new_output
+    with capture_output() as said:
+        result = shell.run_cell(cell.source, store_history=True)
     error = result.error_before_exec or result.error_in_exec
-    for stream in ("stdout", "stderr"):
-        text = getattr(captured, stream)
-        if text and not (error and stream == "stdout"):  # a traceback, twice
-            yield new_output("stream", name=stream, text=text)
-    for shown in captured.outputs: yield new_output(
-        "display_data", data=shown.data, metadata=shown.metadata)
-    if error: yield new_output(
+    printed = {"stdout": "" if error else said.stdout,  # has the traceback
+               "stderr": said.stderr}
+    cell.outputs = [new_output("stream", name=name, text=text)
+                    for name, text in printed.items() if text]
+    cell.outputs += [new_output("display_data", data=shown.data,
+                                metadata=shown.metadata)
+                     for shown in said.outputs]
+    if error: cell.outputs.append(new_output(
         "error", ename=type(error).__name__, evalue=str(error),
-        traceback=traceback.format_exception(error))
+        traceback=traceback.format_exception(error)))
+    return result.success
 
 # %% ../../nbs/run/07_sweep.ipynb #8368b737
 class RayPool:
     "Slots on a Ray cluster"
+    slots = 1000  # Ray keeps them waiting until there is room
+
     def __init__(
         self,
         address: str = "auto",  # of the cluster; "local": one of its own
         cpus: float = 1,  # for each run
         gpus: float = 0,  # for each run; a fraction shares a device
-        limit: float = 24 * 3600,               # seconds for each run
         checkpoints: Union[str, Path, None] = None,  # folder of all nodes
     ) -> None:
         self.ray = _connect(address)
-        self.start = _starter(self.ray, cpus, gpus, limit, checkpoints)
-        self.slots = 1000  # Ray keeps them waiting until there is room
-        self.threads = concurrent.futures.ThreadPoolExecutor(self.slots)
+        self.task = self.ray.remote(
+            num_cpus=cpus, num_gpus=gpus, max_retries=8)(_ray_task)
+        self.environment = {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
+        if not gpus: self.environment["CUDA_VISIBLE_DEVICES"] = ""
+        self.folder = str(Path(checkpoints).absolute()) if checkpoints else ""
 
     def submit(self, message: dict) -> concurrent.futures.Future:
-        return self.threads.submit(_run_there, self, message)
+        return self.task.remote(
+            message, self.environment, self.folder).future()
 
-    def close(self) -> None:
-        self.ray.shutdown()  # which ends what is still running
-        self.threads.shutdown()
+    def close(self) -> None: self.ray.shutdown()  # ends what is running
 
 # %% ../../nbs/run/07_sweep.ipynb #324c4db8
-def _starter(ray, cpus: float, gpus: float, limit: float, checkpoints):
-    "What starts a task for a job's message"
-    variables = {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
-    if not gpus: variables["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides none
-    folder = str(Path(checkpoints).absolute()) if checkpoints else None
-    task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=8)(_ray_task)
-    return lambda message: task.remote(
-        _on_gpu(message) if gpus else message, limit, variables, folder)
-
-def _ray_task(message: dict, limit: float, environment: dict,
-              folder: Optional[str]) -> tuple[Outcome, dict[str, bytes]]:
-    "Run a job on a node; its files come back with the outcome"
+def _ray_task(message: dict, environment: dict,
+              folder: str) -> tuple[str, str, dict[str, bytes]]:
+    "Run a job on a node; its files come back with how it ended"
     folder = folder or f"{tempfile.gettempdir()}/tce_nb-ray-{os.getuid()}"
     message["parameters"]["results"] = folder
+    word, reason = execute(message, environment)
+    if reason: reason += f" (on {socket.gethostname()})"
     files = Files(message["name"], folder)
-    outcome = execute(message, limit, environment)
-    if outcome.state == "failed":
-        outcome.reason += f" (on {socket.gethostname()})"
-    if outcome.state != "done": return outcome, {}
     paths = [files.notebook, files.record]  # the record last, as always
-    content = {path.name: path.read_bytes() for path in paths
-               if path.exists()}
-    for path in paths: path.unlink(missing_ok=True)
-    return outcome, content
-
-# %% ../../nbs/run/07_sweep.ipynb #324c4db9
-def _run_there(pool: RayPool, message: dict) -> Outcome:
-    "Wait for a task and keep what it brings back"
-    try:
-        outcome, files = pool.ray.get(pool.start(message))
-    except pool.ray.exceptions.RayError as error:
-        reason = str(error).split("\n")[0]
-        return Outcome("failed", f"Ray: {reason}")
-    if outcome.state == "done" and f"{message['name']}.json" not in files:
-        return Outcome("failed", "Ray: another task took its record")
-    for name, content in files.items():
-        folder = Path(message["parameters"]["results"])/"records"
-        atomic_write(folder/name, content)
-    return outcome
+    paths = [path for path in paths if path.exists()] * (word == "done")
+    content = {path.name: path.read_bytes() for path in paths}
+    for path in paths: path.unlink()
+    return word, reason, content
 
 # %% ../../nbs/run/07_sweep.ipynb #9a6fa39c
 def _connect(address: str):
@@ -508,7 +388,7 @@ def _connect(address: str):
             'ray: not installed; pip install "tce_nb[ray]"') from None
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if port.isdigit():  # Ray itself would wait for minutes
+        if port.isdigit():
             socket.create_connection((host, int(port)), timeout=5).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError) as error:

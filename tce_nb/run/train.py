@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import re
 import sys
 import time
-import warnings
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
@@ -22,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 # %% auto #0
-__all__ = ['train', 'Run', 'predict', 'evaluate', 'make_task']
+__all__ = ['train', 'Run', 'predict', 'evaluate', 'own_logits', 'make_task']
 
 # %% ../../nbs/run/04_train.ipynb #9b5abb81
 from ..arguments import describe, refuse
@@ -32,18 +31,14 @@ from ..registry import LOSSES, bare_loss, get_loss, has_alpha
 from .checkpoint import (
     CheckpointError, environment, load_checkpoint, save_checkpoint)
 from .config import (
-    Config, DataError, folder_of, learning_rate, loss_name, rng_for, run_key)
+    Config, DataError, folder_of, learning_rate, rng_for, run_key, run_words)
 from tce_nb.run.data import (
     Dataset, Images, channel_stats, epoch_batches, first_per_class, hold_out,
     load, subset)
 from .resnet import ResNet
 
 # %% ../../nbs/run/04_train.ipynb #b8af8190
-def train_epoch(
-    state: TrainState,
-    config: Config,
-    epoch: int,  # counted from 1
-) -> dict[str, Any]:
+def train_epoch(state: TrainState, config: Config, epoch: int) -> dict:
     "Train on every image once and return what was counted on the way"
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate(config, epoch)
@@ -132,11 +127,7 @@ class Run:
             or len(self.history) >= self.config.epochs
 
 # %% ../../nbs/run/04_train.ipynb #1646e842
-def run_epoch(
-    state: TrainState,
-    config: Config,
-    epoch: int,  # counted from 1
-) -> dict[str, Any]:
+def run_epoch(state: TrainState, config: Config, epoch: int) -> dict:
     "Train one epoch and measure it: a row of the history"
     start = time.perf_counter()
     row = dict(epoch=epoch, lr=learning_rate(config, epoch),
@@ -187,7 +178,6 @@ def evaluate(
                 nll=F.cross_entropy(logits, labels).item(),
                 ece=calibration_error(confidence, correct).item())
 
-# %% ../../nbs/run/04_train.ipynb #c2e6071b
 def own_logits(criterion: Optional[nn.Module], logits: Tensor) -> Tensor:
     "Logits whose softmax is what the loss takes for probabilities"
     own = getattr(criterion, "log_prediction", None)
@@ -222,11 +212,8 @@ class Task:
     fingerprint: str     # hash of images and noisy labels
 
 # %% ../../nbs/run/04_train.ipynb #2cb43065
-def make_task(
-    config: Config,
-) -> Task:
+def make_task(config: Config) -> Task:
     "Load the data, add the noise, hold out"
-    check_look_alikes(config)
     whole = load(config.dataset)
     data = subset(whole, config.train_per_class, config.test_per_class)
     noisy = _noisy_labels(config, whole, data)
@@ -257,7 +244,6 @@ def _noisy_labels(config: Config, whole: Dataset,
     return NoisyLabels(noisy.labels[kept], noisy.true_labels[kept],
                        noisy.touched[kept])
 
-# %% ../../nbs/run/04_train.ipynb #9d00e46e
 def _hash_data(data: Dataset, labels: Tensor, *more: Tensor) -> str:
     "SHA-256 of a data set with these training labels"
     digest = hashlib.sha256()
@@ -266,35 +252,20 @@ def _hash_data(data: Dataset, labels: Tensor, *more: Tensor) -> str:
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
 
-_LOOK_ALIKES = ("cifar10", "cifar100")  # data sets whose look-alikes are known
-
-def check_look_alikes(config: Config) -> None:
-    "Refuse class-dependent noise on data whose look-alikes are not known"
-    known = Path(config.dataset).stem in _LOOK_ALIKES
-    if config.noise == "class_dependent" and config.eta and not known: refuse(
-        ValueError, "noise", f"class_dependent with {config.dataset}",
-        f"{' or '.join(_LOOK_ALIKES)}, or transition:FILE for other data")
-
 # %% ../../nbs/run/04_train.ipynb #1b290409
-class NoGPU(ValueError):
-    "A run asks for a GPU, and PyTorch finds none"
-
 def pick_device(name: str) -> torch.device:
     "The device of this name; `auto` is the GPU where there is one"
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        name = "cuda" if found else "cpu"
+    if name == "auto": name = "cuda" if found else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= found: refuse(
-        ValueError if found else NoGPU, "device",
-        f"{name!r}, but PyTorch finds {found or 'no'} GPU"
-        + "s" * (found > 1), "cpu or auto")
+        ValueError, "device", f"{name!r}, but PyTorch finds {found or 'no'} "
+        "GPU" + "s" * (found > 1), "cpu or auto")
     return device
 
 # %% ../../nbs/run/04_train.ipynb #5e96dbc5
 def _precision(config: Config, device: torch.device):
     "Gradient scaler and autocast of this precision; how a GPU computes"
-    if device.type == "cpu": _check_cpu_precision(config.precision)
     torch.backends.cudnn.deterministic = True  # the same again, bit for bit
     torch.backends.cudnn.benchmark = False
     tf32 = config.precision == "tf32"
@@ -308,22 +279,6 @@ def _precision(config: Config, device: torch.device):
     scaler = torch.amp.GradScaler(
         device.type, enabled=config.precision == "float16")
     return scaler, autocast
-
-# %% ../../nbs/run/04_train.ipynb #2f6c4a11
-def native_bfloat16() -> bool:
-    "Whether Linux says that this processor computes in bfloat16 itself"
-    info = Path("/proc/cpuinfo")
-    flags = info.read_text() if info.exists() else ""
-    return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags))
-
-def _check_cpu_precision(precision: str) -> None:
-    "Refuse what a processor does not have, or would take far longer for"
-    if precision == "tf32": refuse(
-        ValueError, "precision", "'tf32' on cpu, which has none",
-        "float32, bfloat16 or float16")
-    if precision == "bfloat16" and not native_bfloat16(): refuse(
-        ValueError, "precision", "'bfloat16' on a processor without AVX512_"
-        "BF16 or AMX, where it is far slower", "float32, or such a processor")
 
 # %% ../../nbs/run/04_train.ipynb #6ae385c2
 @dataclass
@@ -380,7 +335,6 @@ def _evaluated(config: Config, task: Task, images: Callable[..., Images]
     return {name: (x, y.to(x.padded.device)) for name, (x, y)
             in parts.items()}
 
-# %% ../../nbs/run/04_train.ipynb #96e48510
 def _criterion(config: Config, task: Task) -> nn.Module:
     "The loss with its published settings, `alpha`, or the noise it is told"
     settings: dict[str, Any] = {}
@@ -437,13 +391,8 @@ def _resume(run: Run, state: TrainState, path: Path) -> None:
     for name in _STATEFUL: getattr(state, name).load_state_dict(saved[name])
     run.history, run.diverged = saved["history"], saved["diverged"]
     run.resumed = saved["resumed"] + (not run.finished)
-    before = saved["made_on"]
-    if before[-1:] == run.made_on or run.finished:
-        run.made_on = before
-        return
-    run.made_on = [*before, *run.made_on]
-    warnings.warn("this run goes on with other code, versions or hardware "
-                  "than it had; its record will name both")
+    same = saved["made_on"][-1:] == run.made_on or run.finished
+    run.made_on = saved["made_on"] + ([] if same else run.made_on)
 
 # %% ../../nbs/run/04_train.ipynb #f48d1c72
 def _attributes(criterion: nn.Module) -> dict[str, dict[str, Any]]:
@@ -460,21 +409,17 @@ def _set_attributes(criterion: nn.Module, saved: dict[str, dict[str, Any]],
     for owner, values in saved.items():
         module = criterion.get_submodule(owner)
         for name, value in values.items():
-            if isinstance(value, Tensor):
-                value = value.to(device)
+            if isinstance(value, Tensor): value = value.to(device)
             setattr(module, name, value)
 
 # %% ../../nbs/run/04_train.ipynb #70e3642d
 def report(run: Run) -> None:
     "Print how far a run is"
-    config, row = run.config, run.history[-1]
-    if run.diverged:
-        state = "diverged: the loss is no longer a number"
-    else:
-        left = int((config.epochs - row["epoch"]) * row["seconds"])
+    row, epochs = run.history[-1], run.config.epochs
+    state = "diverged: the loss is no longer a number"
+    if not run.diverged:
+        left = timedelta(seconds=int((epochs - row["epoch"]) * row["seconds"]))
         state = (f"test {100 * row['test_accuracy']:.2f}%, "
-                 f"{row['images_per_second']:.0f} images/s, "
-                 f"{left // 60}:{left % 60:02} left")
-    print(f"{Path(config.dataset).stem} {loss_name(config.loss, config.alpha)}"
-          f" eta {config.eta:g} seed {config.seed}: epoch {row['epoch']}/"
-          f"{config.epochs}, {state}", file=sys.stderr, flush=True)
+                 f"{row['images_per_second']:.0f} images/s, {left} left")
+    print(f"{run_words(run.config)}: epoch {row['epoch']}/{epochs}, {state}",
+          file=sys.stderr, flush=True)
