@@ -588,6 +588,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'tce_nb.run.sweep._engine': ('run/sweep.html#_engine', 'tce_nb/run/sweep.py'),
                                   'tce_nb.run.sweep._environments': ('run/sweep.html#_environments', 'tce_nb/run/sweep.py'),
                                   'tce_nb.run.sweep._gpus': ('run/sweep.html#_gpus', 'tce_nb/run/sweep.py'),
+                                  'tce_nb.run.sweep._on_gpu': ('run/sweep.html#_on_gpu', 'tce_nb/run/sweep.py'),
                                   'tce_nb.run.sweep._ray_task': ('run/sweep.html#_ray_task', 'tce_nb/run/sweep.py'),
                                   'tce_nb.run.sweep._run_cell': ('run/sweep.html#_run_cell', 'tce_nb/run/sweep.py'),
                                   'tce_nb.run.sweep._run_here': ('run/sweep.html#_run_here', 'tce_nb/run/sweep.py'),

@@ -195,10 +195,17 @@ def _run_here(pool: LocalPool, message: dict) -> tuple[str, str, dict]:
         pool.processes.append(process)
         if pool.closed: process.kill()
     slot = pool.free.pop()
+    given = _on_gpu(message) if "CUDA_VISIBLE_DEVICES" in slot else message
     try:
-        return *execute(message, slot, started), {}
+        return *execute(given, slot, started), {}
     finally:
         pool.free.append(slot)
+
+def _on_gpu(message: dict) -> dict:
+    "A job that fails where its GPU is gone, instead of using the CPU"
+    parameters = message["parameters"]
+    if parameters["device"] != "auto": return message
+    return {**message, "parameters": {**parameters, "device": "cuda"}}
 
 # %% ../../nbs/run/07_sweep.ipynb #4f5ae1ae
 _ELSEWHERE = 4  # the exit code if another process has the run in hand
