@@ -84,6 +84,15 @@ def test_a_mistake_is_one_line_and_code_2(arguments, message, capsys, tmp_path, 
     assert not list(tmp_path.glob("records/*"))
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_a_dry_run_says_what_bfloat16_would_gain(tmp_path, capsys, monkeypatch, native):
+    monkeypatch.setattr(cli, "native_bfloat16", lambda: native)
+    monkeypatch.setattr(cli, "measure_speed", lambda config, *_: {"float32": 200, "bfloat16": 300}[config.precision])
+    assert main(["run", "--device", "cpu", "--dry-run", "--results", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "at 200 images/s" in said and ("precision=bfloat16: 300 images/s, 1.5 times as fast" in said) == native
+
+
 @pytest.mark.parametrize("arguments, message", [
     *[(line, "error:") for line in ("", "swep", "sweep", "sweep --preset papr", "sweep --preset few --threads 1.5")],
     ("run --ephochs 3", "unrecognized arguments: --ephochs 3"), ("run --eta 40%", "argument --eta: invalid float value: '40%'"),

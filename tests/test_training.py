@@ -422,7 +422,17 @@ def test_a_run_on_a_gpu_names_its_host_too(monkeypatch):
     assert made_on["versions"]["cudnn"] == "92000" and made_on["cpu_capability"]
 
 
-def test_a_network_is_examined_in_the_precision_of_its_run():
+def test_bfloat16_is_refused_where_the_processor_has_none(monkeypatch):
+    config = replace(TINY, precision="bfloat16", epochs=1)
+    monkeypatch.setattr(training, "native_bfloat16", lambda: False)
+    with pytest.raises(ValueError, match="precision: got 'bfloat16' on a processor without AVX512_BF16 or AMX"):
+        train(config)
+    monkeypatch.setattr(training, "native_bfloat16", lambda: True)
+    prepare(config)
+
+
+def test_a_network_is_examined_in_the_precision_of_its_run(monkeypatch):
+    monkeypatch.setattr(training, "native_bfloat16", lambda: True)
     run = train(replace(TINY, train_per_class=4, precision="bfloat16", epochs=1))
     images = Images(run.task.data.test_images, run.task.mean, run.task.std)
     with run.autocast: half = predict(run.net, images)

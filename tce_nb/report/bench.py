@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -41,7 +40,7 @@ from ..run.data import (
 from ..run.records import project_folder
 from ..run.resnet import ResNet
 from ..run.sweep import KEEP_MEMORY
-from ..run.train import prepare, train_epoch
+from ..run.train import native_bfloat16, prepare, train_epoch
 
 # %% ../../nbs/report/04_bench.ipynb #b276c51f
 def take_turns(
@@ -264,13 +263,6 @@ class SideBySide:
         for worker in self.workers:  # a loader's fork holds the pipe too
             worker.kill()
             worker.communicate()
-
-# %% ../../nbs/report/04_bench.ipynb #2c105774
-def native_bfloat16() -> bool:
-    "Whether Linux says that this processor computes in bfloat16 itself"
-    info = Path("/proc/cpuinfo")
-    flags = info.read_text() if info.exists() else ""
-    return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags))
 
 # %% ../../nbs/report/04_bench.ipynb #2c105775
 def bench_trainer(seconds: float, images: int = 768) -> list[Row]:

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path, PureWindowsPath
 from typing import Any, Optional
@@ -41,7 +41,7 @@ try:
     from tce_nb.run.sweep import (
         LocalPool, RayPool, State, Sweep, job_status, measure_speed,
         progress_of, run_plan)
-    from tce_nb.run.train import pick_device
+    from tce_nb.run.train import native_bfloat16, pick_device
 except ImportError as missing: raise SystemExit(
     f"tce: error: {missing}; the experiments need more than the loss: "
     'pip install "tce_nb[run]"') from None
@@ -233,8 +233,17 @@ def _dry_run(jobs: list[Job], options, results: Path) -> int:
         left, total = left + (word != "done"), total + seconds / slots
     print(f"{len(jobs)} runs, {left} to do: about {_time(total)} with {slots} "
           f"at a time, at {speed:.0f} images/s each as measured now on this "
-          "machine")
+          "machine" + _bfloat16_gain(jobs[0].config, options.threads, speed))
     return 0
+
+def _bfloat16_gain(config: Config, threads: int, speed: float) -> str:
+    "What half precision would gain on a processor that computes in it"
+    on_cpu = pick_device(config.device).type == "cpu"
+    if config.precision != "float32" or not on_cpu or not native_bfloat16():
+        return ""
+    half = measure_speed(replace(config, precision="bfloat16"), threads)
+    return (f"\nprecision=bfloat16: {half:.0f} images/s, {half / speed:.1f} "
+            "times as fast")
 
 def _time(seconds: float) -> str: return str(timedelta(seconds=int(seconds)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -266,6 +267,7 @@ def pick_device(name: str) -> torch.device:
 # %% ../../nbs/run/04_train.ipynb #5e96dbc5
 def _precision(config: Config, device: torch.device):
     "Gradient scaler and autocast of this precision; how a GPU computes"
+    if device.type == "cpu": _check_cpu_precision(config.precision)
     torch.backends.cudnn.deterministic = True  # the same again, bit for bit
     torch.backends.cudnn.benchmark = False
     tf32 = config.precision == "tf32"
@@ -279,6 +281,22 @@ def _precision(config: Config, device: torch.device):
     scaler = torch.amp.GradScaler(
         device.type, enabled=config.precision == "float16")
     return scaler, autocast
+
+# %% ../../nbs/run/04_train.ipynb #2f6c4a11
+def native_bfloat16() -> bool:
+    "Whether Linux says that this processor computes in bfloat16 itself"
+    info = Path("/proc/cpuinfo")
+    flags = info.read_text() if info.exists() else ""
+    return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags))
+
+def _check_cpu_precision(precision: str) -> None:
+    "Refuse what a processor does not have, or would take far longer for"
+    if precision == "tf32": refuse(
+        ValueError, "precision", "'tf32' on cpu, which has none",
+        "float32, bfloat16 or float16")
+    if precision == "bfloat16" and not native_bfloat16(): refuse(
+        ValueError, "precision", "'bfloat16' on a processor without AVX512_"
+        "BF16 or AMX, where it is far slower", "float32, or such a processor")
 
 # %% ../../nbs/run/04_train.ipynb #6ae385c2
 @dataclass
