@@ -503,8 +503,8 @@ def readme_table(
 # %% ../../nbs/report/01_results.ipynb #60c9d1ea
 _README_NOTE = (
     "Test accuracy in percent at each run's selected epoch, ± standard "
-    "deviation (seeds). Gains are in points, paired over seeds, with their 95% "
-    "interval, bold where it excludes zero.")
+    "deviation (seeds). Gains are in points, paired over seeds, with "
+    "their 95% interval, bold where it excludes zero.")
 
 def update_readme(
     path: Union[str, Path] = "README.md",
