@@ -125,7 +125,8 @@ _assignment.__name__ = "FIELD=VALUE"  # in the parser's message
 def _results_options(parser) -> None:
     "Which tables, and how"
     parser.add_argument("--preset", choices=[*PLANS, "cpu", "custom"],
-                        help="scale (default of this and the rest: all)")
+                        help="scale, cpu that of our first runs (default of "
+                        "this and the rest: all)")
     _several(parser)
     parser.add_argument("--reading", default="selected", choices=READINGS,
                         help="the epoch: chosen on images held out, the last, "
@@ -151,9 +152,17 @@ _EXAMPLES = dict(
   tce results --csv > cells.csv""")
 
 # %% ../../nbs/run/08_cli.ipynb #b84c1146
+class _Parser(argparse.ArgumentParser):
+    "A parser that takes no abbreviations and is brief"
+    def __init__(self, **options): super().__init__(
+        **options, allow_abbrev=False)
+
+    def error(self, message): self.exit(
+        2, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
+
 def make_parser() -> argparse.ArgumentParser:
     "Return the parser of the command"
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="tce", description="Experiments with the Tamed Cross Entropy "
         "loss.", epilog="tce VERB --help says more of a verb.")
     parser.add_argument("--version", action="version",
@@ -390,6 +399,9 @@ def main(
                     results=_say_results)
     try:
         return commands[options.verb](options)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (ValueError, TypeError, DataError, RecordError, OSError) as error:
         print(f"tce {options.verb}: error: {error}", file=sys.stderr)
         return 2
