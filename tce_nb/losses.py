@@ -288,6 +288,7 @@ def _check_target(input: Tensor, target: Tensor, weight: Optional[Tensor],
         refuse(ValueError, "ignore_index", ignore_index,
                "a negative number with a target of probabilities")
 
+# %% ../nbs/use/00_losses.ipynb #58d3ae12
 def _check_indices(input: Tensor, target: Tensor) -> None:
     "Refuse a target that cannot be class indices of this input"
     shape = tuple(input.shape)

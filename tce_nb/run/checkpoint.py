@@ -49,6 +49,7 @@ def save_checkpoint(path: Path, state: dict) -> None:
     body = content.getvalue()
     atomic_write(path, hashlib.sha256(body).digest() + body)
 
+# %% ../../nbs/run/03_checkpoint.ipynb #7b20d4f2
 def load_checkpoint(path: Path, config: Config) -> dict:
     "Read a checkpoint of this configuration"
     content = path.read_bytes()

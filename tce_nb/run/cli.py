@@ -160,6 +160,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message): self.exit(
         2, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
 
+# %% ../../nbs/run/08_cli.ipynb #e4f81c06
 def make_parser() -> argparse.ArgumentParser:
     "Return the parser of the command"
     parser = _Parser(
@@ -245,6 +246,7 @@ def _dry_run(jobs: list[Job], options, results: Path) -> int:
           "machine" + _bfloat16_gain(jobs[0].config, options.threads, speed))
     return 0
 
+# %% ../../nbs/run/08_cli.ipynb #e4f81c08
 def _bfloat16_gain(config: Config, threads: int, speed: float) -> str:
     "What half precision would gain on a processor that computes in it"
     on_cpu = pick_device(config.device).type == "cpu"

@@ -213,6 +213,7 @@ def load_npz(
                    num_classes or largest + 1,
                    bool(arrays.get("mirror", mirror)))
 
+# %% ../../nbs/run/01_data.ipynb #3e1c52a7
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     "The arrays of an .npz file by name"
     try:

@@ -353,6 +353,7 @@ def _evaluated(config: Config, task: Task, images: Callable[..., Images]
     return {name: (x, y.to(x.padded.device)) for name, (x, y)
             in parts.items()}
 
+# %% ../../nbs/run/04_train.ipynb #c95e07b4
 def _criterion(config: Config, task: Task) -> nn.Module:
     "The loss with its published settings, `alpha`, or the noise it is told"
     settings: dict[str, Any] = {}
