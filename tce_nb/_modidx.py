@@ -449,6 +449,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'tce_nb.run.cli._overview': ('run/cli.html#_overview', 'tce_nb/run/cli.py'),
                                 'tce_nb.run.cli._place_options': ('run/cli.html#_place_options', 'tce_nb/run/cli.py'),
                                 'tce_nb.run.cli._pool': ('run/cli.html#_pool', 'tce_nb/run/cli.py'),
+                                'tce_nb.run.cli._positive': ('run/cli.html#_positive', 'tce_nb/run/cli.py'),
                                 'tce_nb.run.cli._result': ('run/cli.html#_result', 'tce_nb/run/cli.py'),
                                 'tce_nb.run.cli._results_options': ('run/cli.html#_results_options', 'tce_nb/run/cli.py'),
                                 'tce_nb.run.cli._run_config': ('run/cli.html#_run_config', 'tce_nb/run/cli.py'),

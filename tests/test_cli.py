@@ -84,6 +84,12 @@ def test_a_mistake_is_one_line_and_code_2(arguments, message, capsys, tmp_path, 
     assert not list(tmp_path.glob("records/*"))
 
 
+@pytest.mark.parametrize("words", ["--threads 0", "--workers -1", "--runs-per-gpu 0", "--cpus-per-run 0"])
+def test_a_number_of_nothing_is_refused(words, capsys):
+    with pytest.raises(SystemExit): main(["sweep", "--preset", "smoke", "--dry-run", *words.split()])
+    assert re.search(f"argument {words.split()[0]}: invalid positive (int|float) value: '(0|-1)'", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_a_dry_run_says_what_bfloat16_would_gain(tmp_path, capsys, monkeypatch, native):
     monkeypatch.setattr(cli, "native_bfloat16", lambda: native)

@@ -317,3 +317,10 @@ def test_papermill_explains_the_parameters():
                           capture_output=True, text=True, check=True).stdout
     assert "eta: float (default 0.4)" in said and "share of labels replaced at random" in said
     assert "Unknown" not in said
+
+
+def test_a_run_that_diverges_at_once_is_done(tmp_path):
+    job = Job(preset("smoke", lr=1e30, train_per_class=8, test_per_class=4, epochs=2, device="cpu"))
+    (tmp_path/"work").mkdir()
+    assert execute(job_message(job, tmp_path), {}) == ("done", "")
+    assert recorded(job.name, tmp_path) and Files(job.name, tmp_path).notebook.exists()

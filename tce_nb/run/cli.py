@@ -71,6 +71,16 @@ def _run_options(parser) -> None:
     _place_options(parser)
     parser.set_defaults(workers=1, runs_per_gpu=1, ray=None)
 
+# %% ../../nbs/run/08_cli.ipynb #a7c1e950
+def _positive(kind: type):
+    "What reads a number above 0 and refuses others"
+    def read(text: str):
+        number = kind(text)
+        if not number > 0: raise ValueError
+        return number
+    read.__name__ = f"positive {kind.__name__}"  # for the parser's message
+    return read
+
 # %% ../../nbs/run/08_cli.ipynb #94f72d90
 def _several(parser) -> None:
     "Data sets, losses and noise"
@@ -79,8 +89,9 @@ def _several(parser) -> None:
 
 def _place_options(parser) -> None:
     "Where runs go, and whether they start at all"
-    parser.add_argument("--threads", type=int, default=1, metavar="N",
-                        help="of each run, on a CPU (default: 1)")
+    parser.add_argument("--threads", type=_positive(int), default=1,
+                        metavar="N", help="of each run, on a CPU "
+                        "(default: 1)")
     parser.add_argument("--data", metavar="DIR", help="folder of data sets "
                         "(default: TCE_DATA, or the user's cache)")
     parser.add_argument("--dry-run", action="store_true", help="list the "
@@ -98,13 +109,15 @@ def _sweep_options(parser) -> None:
         type=int)
     add("--set", "change a field of every run: epochs=10 lr=0.05", nargs="+",
         action="extend", type=_assignment, default=[], metavar="FIELD=VALUE")
-    add("--workers", "runs at a time (default: cores, or GPUs)", type=int)
-    add("--runs-per-gpu", "(default: 1)", type=int, default=1)
+    add("--workers", "runs at a time (default: cores, or GPUs)",
+        type=_positive(int))
+    add("--runs-per-gpu", "(default: 1)", type=_positive(int), default=1)
     _place_options(parser)
     ray = parser.add_argument_group("on a Ray cluster")
     add("--ray", "auto, host:port, ray://host:port, or local for a cluster "
         "of its own", ray, metavar="ADDRESS")
-    add("--cpus-per-run", "(default: 1)", ray, type=float, default=1)
+    add("--cpus-per-run", "(default: 1)", ray, default=1,
+        type=_positive(float))
     add("--gpus-per-run", "a fraction shares a device (default: no GPU)", ray,
         type=float, default=0)
     add("--checkpoints", "a folder that all nodes share", ray, metavar="DIR")
