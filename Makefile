@@ -40,7 +40,7 @@ stats: ## count lines and public names of each room
 	@$(PYTHON) tests/rooms.py
 
 bench: $(READY) ## measure loss and trainer as ratios, write results/bench.json
-	$(BIN)/python -m tce_nb.report.bench --json results/bench.json
+	$(BIN)/python -m tce_nb.report.bench
 
 sync: $(READY) ## clean notebooks, export the library, update the README's table
 	$(BIN)/nbdev_clean

@@ -22,7 +22,7 @@ def test_every_goal_has_its_row(monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "native_bfloat16", lambda: True)
     for name in ("our_loop", "plain_loader", "SideBySide", "_cutters"): monkeypatch.setattr(bench, name, FakeLoop)
     report = tmp_path/"bench.json"
-    bench.main(["--json", str(report), "--seconds", "0"])
+    bench.main(0, report)
     rows = {row["name"]: row for row in json.loads(report.read_text())["rows"]}
     goals = {name: row.get("at_most", row.get("at_least")) for name, row in rows.items() if bench.goal_of(row)[0]}
     for words, goal in {"step, 1024 x 1000, class indices": 1.1, "step, 1024 x 1000, probabilities": 2, "memory, 1024 x 1000, label smoothing": 1.1,

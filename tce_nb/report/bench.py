@@ -5,18 +5,17 @@
 # %% ../../nbs/report/04_bench.ipynb #4c1f9fe9
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -226,43 +225,24 @@ def plain_loop(path: str) -> Callable[[], object]:
     return epoch
 
 # %% ../../nbs/report/04_bench.ipynb #69c299a2
-_WORKER = """
-import sys, torch
-torch.set_num_threads(1)
-from tce_nb.report.bench import our_loop
-epoch = our_loop(sys.argv[1], precision=sys.argv[2])
-epoch()
-print("ready", flush=True)
-for line in sys.stdin:
-    epoch()
-    print("done", flush=True)
-"""
+def _begin(path: str, precision: str) -> None:
+    "Make the trainer of this process"
+    global _epoch
+    torch.set_num_threads(1)
+    _epoch = our_loop(path, precision=precision)
 
-# %% ../../nbs/report/04_bench.ipynb #cd7d7691
+def _train_one(_) -> None: _epoch()
+
 class SideBySide:
     "One-thread trainers in processes of their own, one for each core"
     def __init__(self, path: str, workers: int,
                  precision: str = "float32") -> None:
-        self.workers: list[Any] = [subprocess.Popen(
-            [sys.executable, "-c", _WORKER, path, precision], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**KEEP_MEMORY, **os.environ}) for _ in range(workers)]
-        self._wait()
+        self.tasks = range(workers)
+        self.pool = ProcessPoolExecutor(
+            workers, get_context("spawn"), _begin, (path, precision))
 
-    def __call__(self) -> None:
-        "One epoch in each"
-        for worker in self.workers:
-            print("go", file=worker.stdin, flush=True)
-        self._wait()
-
-    def _wait(self) -> None:
-        for worker in self.workers:
-            worker.stdout.readline()
-
-    def close(self) -> None:
-        for worker in self.workers:  # a loader's fork holds the pipe too
-            worker.kill()
-            worker.communicate()
+    def __call__(self) -> None: [*self.pool.map(_train_one, self.tasks)]
+    def close(self) -> None: self.pool.shutdown()
 
 # %% ../../nbs/report/04_bench.ipynb #2c105775
 def bench_trainer(seconds: float, images: int = 768) -> list[Row]:
@@ -386,24 +366,17 @@ def bench_markdown(
         )])
 
 # %% ../../nbs/report/04_bench.ipynb #3c2ece36
-def main(args: Optional[list[str]] = None) -> None:
-    "Measure, print the table, write the JSON"
-    parser = argparse.ArgumentParser(prog="python -m tce_nb.report.bench",
-                                     description=main.__doc__)
-    parser.add_argument("--json", type=Path, help="where to write the report")
-    parser.add_argument("--seconds", type=float, default=5,
-                        help="for each loss; the trainer takes several times "
-                        "this (default: 5)")
-    options = parser.parse_args(args)
+def main(seconds: float = 5, path: Optional[Path] = None) -> None:
+    "Measure, print the table, and write results/bench.json"
     torch.set_num_threads(1)
-    rows = [*bench_losses(options.seconds), *bench_parts(options.seconds),
-            *bench_trainer(10 * options.seconds),
-            *bench_limits(6 * options.seconds), *duration_rows()]
+    os.environ |= {**KEEP_MEMORY, **os.environ}  # of processes to come
+    rows = [*bench_losses(seconds), *bench_parts(seconds),
+            *bench_trainer(10 * seconds), *bench_limits(6 * seconds),
+            *duration_rows()]
     report = dict(machine=machine(), date=time.strftime("%Y-%m-%d"), rows=rows)
     print(bench_markdown(report))
-    if options.json:
-        atomic_write(options.json,
-                     (json.dumps(report, indent=1) + "\n").encode())
+    path = path or (project_folder() or Path())/"results"/"bench.json"
+    atomic_write(path, (json.dumps(report, indent=1) + "\n").encode())
 
 # %% ../../nbs/report/04_bench.ipynb #a3433e5d
 #| eval: false
