@@ -74,9 +74,3 @@ def test_nothing_is_fetched_from_elsewhere(pages):
         fetched = re.findall(r'<(?:script|img|iframe)[^>]*src="(https?://[^"]*)"', page)
         fetched += re.findall(r'<link[^>]*rel="(?:stylesheet|preload)"[^>]*href="(https?://[^"]*)"', page)
         assert fetched == [], name
-
-
-def test_buttons_are_there_if_there_is_an_address_and_not_before(pages):
-    address = re.search(r"(?m)^git_url =[ \t]*\S", (ROOT/"settings.ini").read_text())
-    for button in (r'href="https?://colab', "btn-source-repository"):
-        assert any(re.search(button, page) for page in pages.values()) == bool(address)

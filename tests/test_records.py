@@ -147,7 +147,7 @@ def test_a_loss_of_ones_own_counts_by_its_content(tmp_path):
     table = cells(gather(tmp_path), "last")
     own = table[table.method != "ce"]
     assert sorted(own.n) == [1, 2] and all(own.method.str.fullmatch(r"mine.py:Mine@[0-9a-f]{12}"))
-    assert set(table.scale) == {"custom"} and table.recipe.nunique() == 1
+    assert set(table.scale) == {"custom"} and table.changes.nunique() == 1
 
 
 def test_a_record_says_what_was_run(made):

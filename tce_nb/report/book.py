@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-from configparser import ConfigParser
 from importlib.metadata import EntryPoint
 from multiprocessing import get_context, set_start_method
 from pathlib import Path
@@ -129,22 +128,6 @@ def _use_warm_kernels(app=None) -> None:
         "warm", "tce_nb.report.book:WarmProvisioner", factory.GROUP_NAME)
     factory.default_provisioner_name = "warm"
 
-# %% ../../nbs/report/05_book.ipynb #5083481f
-def _set_buttons(app, config) -> None:
-    "Give the theme its repository buttons, if `settings.ini` has an address"
-    settings = ConfigParser(delimiters=["="])
-    settings.read(Path(app.srcdir)/"settings.ini", encoding="utf-8")
-    about = settings["DEFAULT"]
-    if about["git_url"]:
-        config.html_theme_options = {
-            **config.html_theme_options,
-            "repository_url": about["git_url"].rstrip("/"),
-            "repository_branch": about["branch"],
-            "use_repository_button": True, "use_edit_page_button": True,
-            "use_issues_button": True, "launch_buttons": dict(
-                colab_url="https://colab.research.google.com",
-                notebook_interface="jupyterlab")}
-
 # %% ../../nbs/report/05_book.ipynb #c93a6bd6
 def _set_date(app, page, template, context, doctree) -> None:
     "Tell the theme the day of the last commit that changed a page"
@@ -158,7 +141,6 @@ def _set_date(app, page, template, context, doctree) -> None:
 # %% ../../nbs/report/05_book.ipynb #d3f59f33
 def setup(app) -> dict:
     "Connect the book's own steps to Sphinx, which calls this"
-    app.connect("config-inited", _set_buttons)
     app.connect("builder-inited", _read_side_by_side)
     app.connect("builder-inited", _use_warm_kernels)
     app.connect("html-page-context", _set_date)

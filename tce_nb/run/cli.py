@@ -36,7 +36,7 @@ try:
     from tce_nb.run.plan import (
         METHODS, PLANS, Job, cost, method_word, parse_method, plan)
     from tce_nb.run.records import (
-        CELL, READINGS, Files, RecordError, cells, gather, read_record,
+        READINGS, Files, RecordError, cells, gather, read_record,
         results_folder)
     from tce_nb.run.sweep import (
         LocalPool, RayPool, State, Sweep, job_status, measure_speed,
@@ -351,17 +351,14 @@ def _say_status(options: argparse.Namespace) -> int:
 # %% ../../nbs/run/08_cli.ipynb #9c685efe
 def _say_results(options: argparse.Namespace) -> int:
     "Print what came out"
-    frame = _only(gather(options.results), options)
-    table, tables = cells(frame, options.reading), {}
-    if options.csv: print(table.to_csv(index=False), end="")
-    else: tables = _tables(table)
-    if tables: print(
+    table = cells(_only(gather(options.results), options), options.reading)
+    if table.empty: print("no runs are recorded here for this choice; tce "
+                          "status says what there is", file=sys.stderr)
+    elif options.csv: print(table.to_csv(index=False), end="")
+    else: print(
         f"Test accuracy in percent at the {options.reading} epoch: mean ± "
         "standard deviation (runs); - where no hold-out run has selected one "
-        "yet (see --reading)\n")
-    for title, text in tables.items(): print(f"{title}\n\n{text}\n")
-    if frame.empty: print("no runs are recorded here for this choice; tce "
-                          "status says what there is", file=sys.stderr)
+        f"yet (see --reading)\n\n{_lines(table)}")
     return 0
 
 # %% ../../nbs/run/08_cli.ipynb #f814e817
@@ -380,20 +377,14 @@ def _only(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     return frame[method.isin(words) | frame.loss.isin(words)]
 
 # %% ../../nbs/run/08_cli.ipynb #a3f2fae3
-def _tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    "The tables of all data sets and scales, by title"
-    tables = {}
-    same = [name for name in CELL if name not in ("method", "eta")]
-    for values, group in frame.groupby([*same, "changes"]):
-        title = ", ".join(f"{name} {value}" for name, value
-                          in zip([*same, "changed"], values) if value != "")
-        table = group.assign(text=group.apply(_result, axis=1)).pivot(
-            index="method", columns="eta", values="text").fillna("")
-        known = [method for method in METHODS if method in table.index]
-        others = sorted({*table.index} - {*known})
-        table.columns = [f"eta {eta:g}" for eta in table.columns]
-        tables[title] = table.loc[known + others].rename_axis(None)
-    return tables
+def _lines(table: pd.DataFrame) -> str:
+    "A line for each cell, for the terminal"
+    place = table.method.map({m: i for i, m in enumerate(METHODS)})
+    table = table.assign(place=place, accuracy=table.apply(_result, axis=1))
+    same = ["dataset", "noise", "eta", "scale", "trained_on", "epochs",
+            "changes"]
+    table = table.sort_values([*same, "place", "method"])
+    return table[[*same, "method", "accuracy"]].to_string(index=False)
 
 def _result(cell: pd.Series) -> str:
     "Mean, spread and runs of a cell, and how many of them diverged"

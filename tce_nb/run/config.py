@@ -309,12 +309,6 @@ def cell_of(
     "A short hash that all runs of a cell of a table share"
     return digest(key or run_key(config), without=_OWN)
 
-def recipe_of(config: Config) -> str:
-    "A short hash that all runs of a table share: how they were trained"
-    return digest(run_key(_without_files(config)), without=(
-        *_OWN, "train_per_class", "test_per_class", "loss", "alpha", "eta",
-        "noise"))
-
 def _without_files(config: Config) -> Config:
     "A configuration whose key needs no file: that may be gone"
     return replace(config, dataset="digits", noise="pair_flip", loss="ce")

@@ -32,8 +32,8 @@ from ..noise import bare_noise, noise_file
 from ..registry import has_alpha, loss_file
 from .checkpoint import atomic_write, environment
 from .config import (
-    Config, cell_of, changes_of, digest, has_all_images, loss_name, recipe_of,
-    run_key, run_name, run_words, scale_of)
+    Config, cell_of, changes_of, digest, has_all_images, loss_name, run_key,
+    run_name, run_words, scale_of)
 from .data import Images
 from .train import (
     Run, Task, own_logits, pick_device, predict, report, train)
@@ -326,7 +326,7 @@ def _row(record: dict) -> dict[str, Any]:
         noise=bare_noise(config.noise if config.eta else Config.noise),
         alpha=config.alpha if has_alpha(config.loss) else math.nan,
         method=loss_name(config.loss, config.alpha), scale=scale,
-        recipe=recipe_of(config), changes=changes_of(config),
+        changes=changes_of(config),
         made_on=record["made_on"]["device"], device=config.device)
     if "loss_file" in data:  # a loss of your own
         row["method"] += f"@{data['loss_file']}"
@@ -337,7 +337,7 @@ def _row(record: dict) -> dict[str, Any]:
     return {name: row[name] for name in COLUMNS}
 
 # %% ../../nbs/run/05_records.ipynb #2f6c5a09
-COLUMNS = ["name", "cell", "scale", "recipe", "changes", "method",
+COLUMNS = ["name", "cell", "scale", "changes", "method",
            *(field.name for field in fields(Config)), "fingerprint",
            "version", "classes", "trained_on", "held_out", "tested_on",
            "made_on", "hardware", "threads", "commit", "wrong_rate",
@@ -386,7 +386,7 @@ def histories(
 
 # %% ../../nbs/run/05_records.ipynb #f3c3cf05
 CELL = ["scale", "dataset", "version", "method", "eta", "noise", "trained_on",
-        "tested_on", "epochs", "recipe"]
+        "tested_on", "epochs", "changes"]
 
 def counted(frame: pd.DataFrame) -> pd.DataFrame:
     "The runs that count; a training that was asked for in two ways once"
@@ -408,6 +408,6 @@ def cells(
         n=(reading, "count"), mean=(reading, "mean"), std=(reading, "std"),
         wrong_rate=("wrong_rate", "mean"), epoch=(f"{reading}_epoch", "mean"),
         diverged=("diverged", "count"), runs=("name", "count"),
-        seconds=("seconds", "sum"), changes=("changes", "first"),
+        seconds=("seconds", "sum"),
         made_on=("made_on", lambda on: "+".join(sorted(set(on))))
         ).reset_index()
