@@ -45,7 +45,7 @@ bench: $(READY) ## measure loss and trainer as ratios, write results/bench.json
 sync: $(READY) ## clean notebooks, export the library, update the README's table
 	$(BIN)/nbdev_clean
 	$(BIN)/nbdev_export
-	$(BIN)/python -c 'from tce_nb.report.results import update_readme; update_readme()'
+	$(BIN)/python nbs/make_readme.py
 
 constraints: $(READY) ## pin what new requirements in settings.ini need
 	$(BIN)/python -m pip install --quiet uv

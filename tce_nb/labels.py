@@ -63,15 +63,6 @@ def _predictions(logits, labels) -> tuple[Tensor, Tensor]:
                f"a class index for each of the {len(logits)} rows of logits")
     return logits, labels
 
-# %% ../nbs/use/04_labels.ipynb #03b3528e
-def precision_recall(order: Tensor, wrong: Tensor, n: int
-                     ) -> dict[str, float]:
-    "How many of the first `n` are wrong, and how many of the wrong are there"
-    order, wrong = as_tensor("order", order), as_tensor("wrong", wrong)
-    found, total = int(wrong[order[:n]].sum()), int(wrong.sum())
-    return dict(precision=found / n,
-                recall=found / total if total else math.nan)
-
 # %% ../nbs/use/04_labels.ipynb #5dbb872b
 @dataclass(frozen=True)
 class NoiseEstimate:

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 
 from tce_nb.report.claims import (
-    CLAIMS, RULES, VERDICTS, Comparison, claims_markdown, claims_summary, claims_table, label_of, outcome, read_evidence, result_of, verdict)
+    CLAIMS, VERDICTS, Comparison, claims_markdown, claims_summary, claims_table, label_of, outcome, read_evidence, result_of, verdict)
 from tce_nb.report.results import Gain
 from tce_nb.run.config import Config
 from tce_nb.run.plan import ETAS, METHODS
@@ -61,7 +61,7 @@ YES, MAYBE, NO, BUT, ONCE = (True, True), (True, False), (False, True), (False, 
     ([YES, MAYBE, NO], UNDECIDED), ([YES, NO], CONTRADICTED), ([NO, BUT, YES], CONTRADICTED),
     ([MAYBE] * 9, UNDECIDED), ([BUT] * 9, UNDECIDED), ([ONCE] * 9, UNDECIDED), ([], UNDECIDED)])
 def test_the_rules_of_a_verdict(found, word):
-    assert verdict(found) == word and f"**{word}**" in RULES
+    assert verdict(found) == word and f"**{word}**" in (ROOT/"nbs/paper/verdict.ipynb").read_text()
 
 
 @pytest.mark.parametrize("low, points, high, as_good", [

@@ -4,7 +4,6 @@ import math
 import re
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -179,12 +178,3 @@ def test_the_script_that_made_the_pictures_runs(tmp_path):
         script = script.replace(old, new)
     said = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert re.match(r"tensor\(\d+\) tensor\(\d+\)", said.splitlines()[-1])
-
-
-def test_few_predictions_are_drawn_without_a_warning():
-    from tce_nb.report.figures import plot_confidence
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure = plot_confidence({"ce": (torch.tensor([0.5, 1.0]), torch.tensor([True, False])),
-                                  "mae": (torch.ones(1), torch.ones(1))})
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["CE", "MAE"]

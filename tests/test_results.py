@@ -1,5 +1,6 @@
 """Results: which runs count, the one statistic, and what tables, curves and the README show of them."""
 import math
+import runpy
 
 import numpy as np
 import pandas as pd
@@ -12,11 +13,12 @@ from tce_nb.report.figures import plot_gains, plot_learning
 from tce_nb.report.paper import paper_numbers
 from tce_nb.report.results import (
     Gain, accuracy_table, accuracy_text, best_rate_table, cell_table, curves, digits_comparison, epochs_to,
-    gain, overfit_after_drop, readme_table, reported_runs, scale_text, speed_points, speed_threshold, table_markdown, update_readme)
+    gain, overfit_after_drop, reported_runs, scale_text, speed_points, speed_threshold, table_markdown)
 from tce_nb.run.config import Config
 from tce_nb.run.plan import plan
 from tce_nb.run.records import gather, histories
 
+readme_table, update_readme = map(runpy.run_path(str(ROOT/"nbs/make_readme.py")).get, ("readme_table", "update_readme"))
 HERE, UNIFORM = ROOT/"results", [Config.noise]
 
 

@@ -19,7 +19,7 @@ from .results import (
 from ..run.plan import ETAS, TAMED
 
 # %% auto #0
-__all__ = ['RULES', 'CLAIMS', 'claims_table', 'claims_markdown']
+__all__ = ['CLAIMS', 'claims_table', 'claims_markdown']
 
 # %% ../../nbs/report/03_claims.ipynb #d1d00003
 def outcome(
@@ -34,21 +34,6 @@ def outcome(
         outside = found.low > margin or found.high < -margin
         clear = inside if towards else outside
     return towards, None if math.isnan(found.low) else clear
-
-# %% ../../nbs/report/03_claims.ipynb #d1d00020
-RULES = """\
-- **supported**: all comparisons point the claimed way, and at least half of \
-those with several seeds are clear.
-- **mostly supported**: at least two thirds point the claimed way, and more \
-are clear for the claim than against it.
-- **contradicted**: at least half point the other way, and at least one of \
-them is clear.
-- **not decided**: anything else, above all where no comparison is clear.
-
-A comparison is clear if its 95% interval excludes zero or, for a claim of \
-being as good as, if it lies within the stated margin. One seed has no \
-interval, so it can point but is never clear. The paper's differences have \
-no intervals: there we count the way they point."""
 
 # %% ../../nbs/report/03_claims.ipynb #d515cd2b
 VERDICTS = ("supported", "mostly supported", "contradicted", "not decided")

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Iterable, Mapping
+from typing import Iterable
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
-from ..labels import reliability, risk_coverage
-from ..losses import tame
 from .paper import (
-    DEFAULT, FIG2, TITLES, in_order, method_label)
+    DEFAULT, FIG2, TITLES, method_label)
 from ..run.plan import ROBUST
 
 # %% auto #0
-__all__ = ['use_style', 'method_style', 'plot_learning', 'plot_benefit', 'plot_gains', 'plot_seeds']
+__all__ = ['use_style', 'method_style', 'point_style', 'plot_learning', 'plot_benefit', 'plot_gains']
 
 # %% ../../nbs/report/02_figures.ipynb #f6a0d001
 _GREY, _WIDTH = "#787878", 5.0
@@ -75,7 +71,7 @@ def method_style(
     return dict(color=colour, dashes=dashes, label=method_label(method),
                 linewidth=1.8)
 
-def _point_style(method: str) -> dict:
+def point_style(method: str) -> dict:
     "Colour, marker and label of the point of a loss"
     colour, _, marker = _style_of(method)
     return dict(color=colour, linestyle="none", marker=marker, markersize=6,
@@ -91,7 +87,7 @@ def alpha_style(
     return method_style(f"tce:{alpha:g}" if alpha else "ce")
 
 # %% ../../nbs/report/02_figures.ipynb #d1c00003
-def _panels(count: int, height: float, columns: int = 2, **shared):
+def make_panels(count: int, height: float, columns: int = 2, **shared):
     "A figure of this many panels in rows, and the panels"
     columns = min(columns, count)
     rows = -(-count // columns)
@@ -101,45 +97,16 @@ def _panels(count: int, height: float, columns: int = 2, **shared):
         axes.set_axis_off()
     return figure, list(panels.flat[:count])
 
-def _legend(figure: Figure, named: Iterable, style=method_style) -> None:
+def add_legend(figure: Figure, named: Iterable, style=method_style) -> None:
     "One legend above all panels"
     handles = [plt.Line2D([], [], **style(one)) for one in named]
     figure.legend(handles=handles, ncols=3, loc="outside upper center")
 
-def _say_if_empty(axes: Axes) -> None:
+def say_if_empty(axes: Axes) -> None:
     "Words where there is nothing to draw"
     if not axes.has_data():
         axes.text(0.5, 0.5, "no runs yet", ha="center",
                   transform=axes.transAxes)
-
-# %% ../../nbs/report/02_figures.ipynb #8d39f02c
-def loss_and_gradient(
-    log_q: Tensor,  # log-likelihood of the target class, <= 0
-    alpha: float,   # taming exponent
-) -> tuple[Tensor, Tensor]:
-    "TCE of the target's log-likelihood, and its derivative there"
-    log_q = log_q.detach().requires_grad_()
-    loss = tame(-log_q, alpha)
-    gradient, = torch.autograd.grad(loss.sum(), log_q)
-    return loss.detach(), gradient
-
-# %% ../../nbs/report/02_figures.ipynb #9c7b6911
-def plot_loss_and_gradient(
-    alphas: Iterable[float] = ALPHAS,  # curves to draw
-) -> Figure:
-    "Fig. 1: TCE and its gradient against the target's log-likelihood"
-    figure, (left, right) = _panels(2, 2.6)
-    log_q = torch.linspace(-5, 0, 256)
-    for alpha in alphas:
-        loss, gradient = loss_and_gradient(log_q, alpha)
-        left.plot(log_q, loss, **alpha_style(alpha))
-        right.plot(log_q, gradient, **alpha_style(alpha))
-    left.set(xlim=(0, -5), ylim=(0, 5), xlabel=r"$\log q_i$",
-             title="(a) Loss")
-    right.set(xlim=(0, -5), ylim=(0, -1.1), yticks=(0, -0.5, -1),
-              xlabel=r"$\log q_i$", title="(b) Gradient")
-    _legend(figure, alphas, alpha_style)
-    return figure
 
 # %% ../../nbs/report/02_figures.ipynb #1c28e7d0
 def _draw(axes: Axes, rows: pd.DataFrame, what: str, methods: Iterable[str],
@@ -158,7 +125,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, what: str, methods: Iterable[str],
             axes.fill_between(
                 by_seed.index, by_seed.min(axis=1), by_seed.max(axis=1),
                 color=style["color"], alpha=0.15, linewidth=0)
-    _say_if_empty(axes)
+    say_if_empty(axes)
     if len(rows):
         _, *drops = sorted(rows.groupby("lr").epoch.min())
         for drop in drops:
@@ -173,7 +140,7 @@ def plot_learning(
     "Fig. 2: test error by epoch, a panel for each noise ratio"
     rows = rows[rows.method.isin([*methods])]
     etas = sorted(rows.eta.unique())
-    figure, panels = _panels(max(1, len(etas)), 2.1)
+    figure, panels = make_panels(max(1, len(etas)), 2.1)
     low = min(30, 10 * math.floor(rows.error.min() / 10)) if etas else 30
     for axes, eta, letter in zip(panels, etas, "abcdefgh"):
         part = rows[rows.eta == eta]
@@ -181,8 +148,8 @@ def plot_learning(
         scale = [*part.scale.unique()] if rows.scale.nunique() > 1 else []
         axes.set(title=", ".join([f"({letter}) η = {eta:g}", *scale]),
                  ylim=(low, 100), xlabel="epoch", ylabel="test error (%)")
-    _say_if_empty(panels[0])
-    _legend(figure, [m for m in methods if m in set(rows.method)])
+    say_if_empty(panels[0])
+    add_legend(figure, [m for m in methods if m in set(rows.method)])
     return figure
 
 # %% ../../nbs/report/02_figures.ipynb #d1c0000a
@@ -191,36 +158,14 @@ def plot_benefit(
     methods: Iterable[str] = ("ce", DEFAULT),
 ) -> Figure:
     "Test error and share of wrong labels memorised, by epoch"
-    figure, panels = _panels(2, 2.6)
+    figure, panels = make_panels(2, 2.6)
     titles = {"error": "test error (%)",
               "memorised": "wrong labels\nmemorised (%)"}
     for axes, (what, title) in zip(panels, titles.items()):
         _draw(axes, rows, what, methods, seeds=True)
         axes.set(title=title, xlabel="epoch")
     panels[1].set_ylim(0, None)
-    _legend(figure, methods)
-    return figure
-
-# %% ../../nbs/report/02_figures.ipynb #14030167
-def plot_speed(
-    points: Mapping[str, pd.DataFrame],  # by title, from `speed_points`
-    thresholds: Mapping[str, float],     # by title, in percent
-) -> Figure:
-    "Fig. 3: accuracy against epochs to a threshold, a panel for each title"
-    figure, panels = _panels(len(points), 2.3)
-    for axes, (title, table) in zip(panels, points.items()):
-        for method, point in table.dropna(subset=["epochs"]).iterrows():
-            axes.errorbar(
-                point.epochs, point.accuracy, capsize=2,
-                xerr=[[min(point.epochs_std, point.epochs)],  # none below 0
-                      [point.epochs_std]],
-                yerr=point.accuracy_std, **_point_style(str(method)))
-        _say_if_empty(axes)
-        axes.set(title=title, ylabel="test accuracy (%)",
-                 xlabel=f"epochs to {thresholds[title]:.3g}%")
-        axes.set_xlim(left=max(0, axes.get_xlim()[0]))
-    _legend(figure, in_order(
-        m for table in points.values() for m in table.index), _point_style)
+    add_legend(figure, methods)
     return figure
 
 # %% ../../nbs/report/02_figures.ipynb #a3d10c12
@@ -231,9 +176,9 @@ def plot_gains(
     "Gain over cross entropy with its interval, a line for each column"
     rows = table[table.method == method].dropna(
         subset=["gain", "paper_gain"], how="all").reset_index(drop=True)
-    figure, (axes,) = _panels(1, 0.6 + 0.3 * len(rows))
+    figure, (axes,) = make_panels(1, 0.6 + 0.3 * len(rows))
     axes.axvline(0, color=method_style("ce")["color"], linewidth=1.2)
-    style = _point_style(method)
+    style = point_style(method)
     axes.hlines(rows.index, rows.low, rows.high, color=style["color"])
     paper = dict(color=_GREY, marker="d", linestyle="none",
                  markerfacecolor="none", label="the paper")
@@ -246,7 +191,7 @@ def plot_gains(
              yticklabels=[_column_label(*row) for row in rows[
                  ["dataset", "eta", "scale"]].itertuples(index=False)],
              xlabel="points of test accuracy over CE")
-    _legend(figure, [style, paper], lambda style: style)
+    add_legend(figure, [style, paper], lambda style: style)
     return figure
 
 # %% ../../nbs/report/02_figures.ipynb #a3d10c13
@@ -254,63 +199,3 @@ def _column_label(dataset: str, eta: float, scale) -> str:
     "A column of a table and the scale of its runs"
     known = [] if pd.isna(scale) else [scale]
     return ", ".join([TITLES.get(dataset, dataset), f"η = {eta:g}", *known])
-
-# %% ../../nbs/report/02_figures.ipynb #d1c00011
-def plot_seeds(
-    by_seed: pd.DataFrame,  # accuracy in percent, a column for each loss
-) -> Figure:
-    "The accuracy of each seed with two losses, joined by a line"
-    figure, (axes,) = _panels(1, 0.7 + 0.17 * len(by_seed))
-    methods = in_order(by_seed)
-    ends = by_seed[methods].sort_values(methods[0]).reset_index(drop=True)
-    axes.hlines(ends.index, ends.min(axis=1), ends.max(axis=1),
-                color=_GREY, linewidth=1)
-    for method in methods:
-        axes.plot(ends[method], ends.index, **_point_style(method))
-    axes.set(yticks=[], xlabel="test accuracy (%)", ylabel="seeds")
-    _say_if_empty(axes)
-    _legend(figure, methods, _point_style)
-    return figure
-
-# %% ../../nbs/report/02_figures.ipynb #9974e02c
-def plot_samples(
-    images: Tensor,       # uint8, N x C x 32 x 32, in colour or grey
-    labels: Tensor,       # what is said of them
-    true_labels: Tensor,  # what is right
-    columns: int = 10,
-) -> Figure:
-    "A grid of images, each under its label; wrong labels stand out"
-    figure, panels = _panels(max(1, len(images)), 0.62, columns)
-    for axes in panels:
-        axes.axis("off")
-    for axes, image, label, true in zip(panels, images, labels, true_labels):
-        axes.imshow(image.permute(1, 2, 0).squeeze(), cmap="gray")
-        if label == true:
-            axes.set_title(int(label), size=9)
-        else:
-            axes.set_title(f"{int(true)}→{int(label)}", size=9,
-                           color=method_style(DEFAULT)["color"])
-    return figure
-
-# %% ../../nbs/report/02_figures.ipynb #6df5517c
-def plot_confidence(
-    predictions: Mapping[str, tuple[Tensor, Tensor]],  # by method
-    bins: int = 10,  # of the reliability diagram
-) -> Figure:
-    "Reliability diagram and risk-coverage curve of confidence and success"
-    figure, (left, right) = _panels(2, 2.5)
-    left.plot([0, 1], [0, 1], color=_GREY, linewidth=1)
-    for method, (confidence, correct) in predictions.items():
-        style = method_style(method)
-        table = reliability(confidence, correct, bins)
-        left.plot(table.confidence, table.accuracy, marker="o",
-                  markersize=4, **style)
-        coverage, risk = risk_coverage(confidence, correct)  # at first luck
-        kept = torch.linspace(len(risk) // 100, len(risk) - 1, 100).long()
-        right.plot(coverage[kept], 100 * risk[kept], **style)
-    left.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1),
-             ylim=(0, 1), title="reliability")
-    right.set(xlabel="coverage", ylabel="error among them (%)", xlim=(0, 1),
-              ylim=(0, None), title="risk and coverage")
-    _legend(figure, predictions)
-    return figure

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, NamedTuple, Optional, Union
@@ -22,7 +20,7 @@ from ..arguments import refuse
 from .paper import (
     DEFAULT, FIG3, THRESHOLDS, TITLES, in_order, method_label, paper_numbers)
 from ..run.config import Config
-from ..run.records import gather, project_folder
+from ..run.records import project_folder
 
 # %% auto #0
 __all__ = ['gain', 'reported_runs', 'accuracy_table', 'curves', 'digits_comparison']
@@ -475,48 +473,6 @@ def digits_comparison(
         f"{found.words}.{sure} Scikit-learn's digits, {runs.eta.max():.0%} "
         f"of the labels drawn at random, {size_text(runs)}, read at the last "
         "epoch."))
-
-# %% ../../nbs/report/01_results.ipynb #8e02f6b9
-_README = [("cifar10", 0.4), ("cifar100", 0.4), ("mnist", 0.4),
-           ("svhn", 0.4), ("cifar10", 0.8), ("cifar100", 0.8),
-           ("cifar10", 0.0), ("cifar100", 0.0)]
-
-def readme_table(
-    frame: pd.DataFrame,  # from `gather`
-) -> str:
-    "CE, TCE and the gain in the main columns as Markdown, with the scale"
-    frame = frame[frame.method.isin(["ce", DEFAULT])]  # at their best scale
-    table = pd.concat([accuracy_table(frame, which)
-                       for which in ("table1", "table2")])
-    plain, tamed = (table[(table.method == method) & (table.n > 0)].set_index(
-        ["dataset", "eta"]) for method in ("ce", DEFAULT))
-    shown = [key for key in _README
-             if key in plain.index and key in tamed.index]
-    rows = [(f"{TITLES[key[0]]}, {key[1]:.0%}", row["size"],
-             accuracy_text(plain.loc[key]), accuracy_text(row),
-             " ".join(gain_texts(row)), signed(row.paper_gain))
-            for key, row in tamed.loc[shown].iterrows()]
-    return markdown_table([
-        "data, labels drawn at random", "our scale", "CE",
-        method_label(DEFAULT), "gain", "the paper's gain"], rows, True)
-
-# %% ../../nbs/report/01_results.ipynb #60c9d1ea
-_README_NOTE = (
-    "Test accuracy in percent at each run's selected epoch, ± standard "
-    "deviation (seeds). Gains are in points, paired over seeds, with "
-    "their 95% interval, bold where it excludes zero.")
-
-def update_readme(
-    path: Union[str, Path] = "README.md",
-    frame: Optional[pd.DataFrame] = None,  # default: from `gather`
-) -> None:
-    "Write the table of the current records between the marks of a README"
-    begin, end = "<!-- records -->", "<!-- end of records -->"
-    table = readme_table(gather() if frame is None else frame)
-    parts = begin, table, textwrap.fill(_README_NOTE, 80), end
-    text = re.sub(f"(?s){begin}.*{end}", lambda _: "\n\n".join(parts),
-                  Path(path).read_text(encoding="utf-8"))
-    Path(path).write_text(text, encoding="utf-8")
 
 # %% ../../nbs/report/01_results.ipynb #e1b00016
 BENCH_EPOCH = "TCE / CE epoch of the trainer"  # the row that a claim reads
