@@ -159,7 +159,10 @@ def _runs(scale: str) -> list[dict[str, Any]]:
             block.losses)]
 
 def _pick(runs: list[dict], asked: dict[str, list]) -> list[dict]:
-    "The runs asked for; what no run has takes the place of what they have"
+    "The usual runs asked for; what no run has takes the place of theirs"
+    if not asked: return runs
+    runs = [run for run in runs if run["lr"] is None
+            and ("noise" in asked or run["noise"] == Config.noise)]
     def words(run): return tuple(run[name] for name in asked)
     wanted = [*itertools.product(*asked.values())]
     known = {words(run) for run in runs}
@@ -167,8 +170,7 @@ def _pick(runs: list[dict], asked: dict[str, list]) -> list[dict]:
     for changes in new:
         if noise_file(changes.get("noise", "")):
             changes.setdefault("eta", 1.0)
-    usual = [run for run in runs
-             if run["noise"] == Config.noise and run["lr"] is None]
+    usual = [run for run in runs if run["noise"] == Config.noise]
     return [run for run in runs if words(run) in wanted] + [
         {**run, **changes} for run in usual for changes in new]
 
