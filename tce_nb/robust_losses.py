@@ -81,7 +81,8 @@ def _of_labels(loss, log_q, target, counts):
         return _of_probabilities(loss, log_q, p).masked_fill(ignored, 0)
     if loss.all_classes: log_q = _floor(log_q)
     log_y = loss.log_label(log_q, target).unsqueeze(1)
-    cost = loss.of_label(log_y) if loss.of_label else loss.cost(log_y, log_q)
+    cost = loss.cost(log_y, log_q) if loss.cost else 0.0
+    if loss.of_label: cost = cost + loss.of_label(log_y)
     cost = cost.squeeze(1)
     if loss.weight is not None: cost = cost * counts
     return cost.masked_fill(ignored, 0)
@@ -235,6 +236,8 @@ class ReverseCrossEntropyLoss(RobustLoss):
         super().__init__(**options)
         self.log_zero = check_number("log_zero", log_zero, -80, 0, True)
 
+    def of_label(self, log_y): return -self.log_zero * _missing(log_y)
+
     def divergence(self, p, log_q):
         log_p = p.clamp(min=torch.finfo(p.dtype).tiny).log()
         return -(log_q.exp() * log_p.clamp(min=self.log_zero)).sum(1)
@@ -257,12 +260,15 @@ class SymmetricCrossEntropyLoss(ReverseCrossEntropyLoss):
     def cost(self, log_y, log_q):
         return -self.alpha * log_y
 
+    def of_label(self, log_y): return self.beta * super().of_label(log_y)
+
     def divergence(self, p, log_q):
         return self.beta * super().divergence(p, log_q)
 
 # %% ../nbs/use/01_robust_losses.ipynb #69e9df35
 class NCEAndRCELoss(SymmetricCrossEntropyLoss):
     "`alpha` times normalised plus `beta` times reverse cross entropy"
+    all_classes = True
 
     def __init__(
         self,
@@ -288,6 +294,8 @@ class NCEAndMAELoss(NormalisedCrossEntropyLoss):
 
     def cost(self, log_y, log_q):
         return self.alpha * super().cost(log_y, log_q)
+
+    def of_label(self, log_y): return self.beta * _missing(log_y)
 
     def divergence(self, p, log_q):
         return self.beta * (log_q.exp() - p).abs().sum(1) / 2
