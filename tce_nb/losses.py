@@ -88,11 +88,14 @@ class _Expected(torch.autograd.Function):
         return (p * -grad).mul_(slope), of_p, None
 
 # %% ../nbs/use/00_losses.ipynb #5d0c6a13
+def _eager() -> bool:
+    "Whether custom gradients can be used: not compiled, not in forward mode"
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    return not forward_mode and not torch.compiler.is_compiling()
+
 def _expected(log_q: Tensor, p: Optional[Tensor], alpha: float) -> Tensor:
     "Expected tamed loss of each sample, for class probabilities `p` (or 1)"
-    forward_mode = torch.autograd.forward_ad._current_level >= 0
-    if not forward_mode and not torch.compiler.is_compiling():
-        return _Expected.apply(log_q, p, alpha)
+    if _eager(): return _Expected.apply(log_q, p, alpha)
     terms = tame(-log_q, alpha)
     return (terms if p is None else terms * p).sum(1)
 

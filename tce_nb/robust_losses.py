@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 from numbers import Integral
+from operator import mul
 from typing import Any, Optional
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from .arguments import as_matrix, check_number, refuse
 from .losses import (
     CrossEntropyLoss, _along, _autocast, _check_options, _check_target,
-    _counts, _is_soft, _reduce, _result_dtype, _smooth, _widen)
+    _counts, _eager, _is_soft, _reduce, _result_dtype, _smooth, _widen)
 
 # %% auto #0
 __all__ = ['SoftmaxMAELoss', 'SoftmaxMSELoss', 'softmax_mse', 'softmax_mae', 'GeneralisedCrossEntropyLoss', 'TruncatedGCELoss',
@@ -79,7 +81,8 @@ def _of_labels(loss, log_q, target, counts):
         return _of_probabilities(loss, log_q, p).masked_fill(ignored, 0)
     if loss.all_classes: log_q = _floor(log_q)
     log_y = loss.log_label(log_q, target).unsqueeze(1)
-    cost = loss.of_label(log_y) if loss.of_label else loss.cost(log_y, log_q)
+    cost = loss.cost(log_y, log_q) if loss.cost else 0.0
+    if loss.of_label: cost = cost + loss.of_label(log_y)
     cost = cost.squeeze(1)
     if loss.weight is not None: cost = cost * counts
     return cost.masked_fill(ignored, 0)
@@ -233,6 +236,8 @@ class ReverseCrossEntropyLoss(RobustLoss):
         super().__init__(**options)
         self.log_zero = check_number("log_zero", log_zero, -80, 0, True)
 
+    def of_label(self, log_y): return -self.log_zero * _missing(log_y)
+
     def divergence(self, p, log_q):
         log_p = p.clamp(min=torch.finfo(p.dtype).tiny).log()
         return -(log_q.exp() * log_p.clamp(min=self.log_zero)).sum(1)
@@ -255,12 +260,15 @@ class SymmetricCrossEntropyLoss(ReverseCrossEntropyLoss):
     def cost(self, log_y, log_q):
         return -self.alpha * log_y
 
+    def of_label(self, log_y): return self.beta * super().of_label(log_y)
+
     def divergence(self, p, log_q):
         return self.beta * super().divergence(p, log_q)
 
 # %% ../nbs/use/01_robust_losses.ipynb #69e9df35
 class NCEAndRCELoss(SymmetricCrossEntropyLoss):
     "`alpha` times normalised plus `beta` times reverse cross entropy"
+    all_classes = True
 
     def __init__(
         self,
@@ -286,6 +294,8 @@ class NCEAndMAELoss(NormalisedCrossEntropyLoss):
 
     def cost(self, log_y, log_q):
         return self.alpha * super().cost(log_y, log_q)
+
+    def of_label(self, log_y): return self.beta * _missing(log_y)
 
     def divergence(self, p, log_q):
         return self.beta * (log_q.exp() - p).abs().sum(1) / 2
@@ -318,34 +328,54 @@ class JensenShannonLoss(RobustLoss):
 # %% ../nbs/use/01_robust_losses.ipynb #0c55b42e
 def _tempered(logits: Tensor, norm: Tensor, t: float) -> Tensor:
     "Logarithm of the tempered exponential of `logits - norm`"
-    return torch.log1p((t - 1) * (norm - logits)) * (-1 / (t - 1))
+    return (norm - logits).mul_(t - 1).log1p().mul_(1 / (1 - t))
+
+def _powers(logits: Tensor, norm: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    "The tempered exponential of `logits - norm`, and its power `t - 1`"
+    root = (norm - logits).mul_(t - 1).add_(1).reciprocal_()
+    n = round(1 / (t - 1))
+    if 0 < n < 10 and t == 1 + 1 / n: return reduce(mul, [root] * n), root
+    return _tempered(logits, norm, t).exp_(), root
 
 def _halley(logits: Tensor, norm: Tensor, dim: int, t: float) -> Tensor:
     "A step towards the `norm` at which the probabilities sum to 1"
-    fixed = logits.detach()
-    change = (logits - fixed).masked_fill(fixed == -math.inf, 0)  # of nothing
-    log_q = _tempered(fixed, norm, t)
-    first, second = (t * log_q).exp(), t * ((2*t - 1) * log_q).exp()
-    bent = second * change
-    total = (log_q.exp() + (first + bent / 2) * change).sum(dim, keepdim=True)
-    slope = (first + bent).sum(dim, keepdim=True) / total
-    bend = second.sum(dim, keepdim=True) / total
-    gap = torch.expm1((t - 1) * total.log()) / (t - 1)
-    return norm + 2 * gap * slope / (
-        2 * slope.square() - gap * (bend - t * slope.square()))
+    q, root = _powers(logits, norm, t)
+    first = q * root
+    total, slope, bend = (x.sum(dim, keepdim=True)
+                          for x in (q, first, first * root))
+    newton = torch.expm1((t - 1) * total.log()) / (t - 1) * total / slope
+    turn = newton * t / 2 * (bend / slope - slope / total)
+    return norm + newton / (1 - turn.clamp(max=0.5))
 
 # %% ../nbs/use/01_robust_losses.ipynb #760dd580
+class _Norm(torch.autograd.Function):
+    "The `norm` at which the tempered exponentials of logits sum to 1"
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits, dim, t):
+        norm = torch.zeros_like(logits.amax(dim, keepdim=True))
+        for _ in range(4 if t <= 1.2 else 7):
+            norm = _halley(logits, norm, dim, t)
+        return norm
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        logits, ctx.dim, ctx.t = inputs
+        ctx.save_for_backward(logits, output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        weight = reduce(mul, _powers(*ctx.saved_tensors, ctx.t))
+        return weight * (grad / weight.sum(ctx.dim, True)), None, None
+
+# %% ../nbs/use/01_robust_losses.ipynb #760dd581
 def tempered_log_softmax(logits: Tensor, dim: int, t: float) -> Tensor:
     "Return the logarithm of the heavy-tailed softmax of temperature `t >= 1`"
     if t == 1: return F.log_softmax(logits, dim)
     logits = logits - logits.detach().amax(dim, keepdim=True)
-    fixed = logits.detach()
-    norm = torch.zeros_like(fixed.amax(dim, keepdim=True))
-    for _ in range(3 if t <= 1.2 else 7):  # Newton's steps
-        log_q = _tempered(fixed, norm, t)
-        total = log_q.exp().sum(dim, keepdim=True)
-        slope = (t * log_q).exp().sum(dim, keepdim=True) / total
-        norm = norm + torch.expm1((t - 1) * total.log()) / ((t - 1) * slope)
+    if _eager(): return _tempered(logits, _Norm.apply(logits, dim, t), t)
+    norm = _Norm.forward(logits.detach(), dim, t)
     return _tempered(logits, _halley(logits, norm, dim, t), t)
 
 # %% ../nbs/use/01_robust_losses.ipynb #012fcecd

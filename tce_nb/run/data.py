@@ -134,12 +134,13 @@ def channel_stats(
 
 # %% ../../nbs/run/01_data.ipynb #7487ab57
 PAD = 4  # border of a padded image
+SIDE = 32 + 2 * PAD
 
 def _padded(images: Tensor, mean: Tensor, std: Tensor, device,
             mirror: bool) -> Tensor:  # mirror, image, y, x, channel
     "Images normalised, padded with zeros, and mirrored beside themselves"
-    side, mean, std = 32 + 2 * PAD, mean.to(device), std.to(device)
-    padded = torch.zeros(1 + mirror, len(images), side, side,
+    mean, std = mean.to(device), std.to(device)
+    padded = torch.zeros(1 + mirror, len(images), SIDE, SIDE,
                          images.shape[1], device=device)
     inner = padded[:, :, PAD:-PAD, PAD:-PAD]
     for i in range(0, len(images), 4096):  # hardly more than what is kept
@@ -162,17 +163,19 @@ class Images:
     ) -> None:
         self.mirror = mirror
         self.padded = _padded(images, mean, std, device, mirror)
-        windows = self.padded.unfold(2, 32, 1).unfold(3, 32, 1)
-        self.windows = windows.movedim(4, 6)  # mirror, n, y, x, 32, 32, c
+        c, pixels = images.shape[1], self.padded[..., 0].numel()
+        self.windows = self.padded.as_strided(  # one for each first pixel
+            (pixels - 31 * SIDE - 31, 32, 32, c), (c, SIDE * c, c, 1))
 
     def __len__(self) -> int: return self.padded.shape[1]
     def cut(self, index, y, x, mirror: Tensor) -> Tensor:
         "These images, mirrored or not, from these rows and columns (0 to 8)"
-        return self.windows[mirror.long(), index, y, x].permute(0, 3, 1, 2)
+        first = ((mirror * len(self) + index) * SIDE + y) * SIDE + x
+        return self.windows.index_select(0, first).permute(0, 3, 1, 2)
 
     def plain(self, index) -> Tensor:
         "Images as they are, for evaluation"
-        batch = self.windows[0, index, PAD, PAD].permute(0, 3, 1, 2)
+        batch = self.padded[0, index, PAD:-PAD, PAD:-PAD].permute(0, 3, 1, 2)
         return batch.contiguous(memory_format=torch.channels_last)
 
 # %% ../../nbs/run/01_data.ipynb #fe37ca54
