@@ -153,14 +153,6 @@ def _ordered(confidence, correct) -> tuple[Tensor, Tensor]:
     mean = correct.new_zeros(len(count)).index_add(0, tie, correct[order])
     return confidence, (mean / count)[tie]
 
-# %% ../nbs/use/04_labels.ipynb #2a8424b9
-def adaptive_calibration_error(confidence: Tensor, correct: Tensor,
-                               bins: int = 15) -> float:
-    "The expected calibration error over bins of equal mass"
-    table = reliability(confidence, correct, bins)
-    gap = (table.confidence - table.accuracy).abs()
-    return ((table.n * gap).sum() / table.n.sum()).item()
-
 # %% ../nbs/use/04_labels.ipynb #653675eb
 def risk_coverage(confidence: Tensor, correct: Tensor
                   ) -> tuple[Tensor, Tensor]:
@@ -169,17 +161,13 @@ def risk_coverage(confidence: Tensor, correct: Tensor
     answered = torch.ones_like(correct).cumsum(0)
     return answered / len(correct), (1 - correct).cumsum(0) / answered
 
-def risk_area(confidence: Tensor, correct: Tensor) -> float:
-    "The mean risk over all coverages"
-    return risk_coverage(confidence, correct)[1].mean().item()
-
 # %% ../nbs/use/04_labels.ipynb #5648bf17
 def score_predictions(
     logits: Tensor,  # N x K
     labels: Tensor,  # what to compare with, clean or not
-    bins: int = 15,  # of both calibration errors
+    bins: int = 15,  # of the calibration error
 ) -> dict[str, float]:
-    "Accuracy, likelihood, Brier score, calibration errors and risk"
+    "Accuracy, negative log-likelihood, Brier score, calibration error"
     logits, labels = _predictions(logits, labels)
     logits = logits.double()
     q = logits.softmax(1)
@@ -190,6 +178,4 @@ def score_predictions(
         accuracy=correct.double().mean().item(),
         nll=F.cross_entropy(logits, labels).item(),
         brier=square.mean().item(),
-        ece=calibration_error(confidence, correct, bins).item(),
-        adaptive_ece=adaptive_calibration_error(confidence, correct, bins),
-        risk_area=risk_area(confidence, correct))
+        ece=calibration_error(confidence, correct, bins).item())

@@ -213,11 +213,11 @@ def test_speed_is_fractional_and_never_negative():
 
 def test_the_digits_comparison_says_what_it_found():
     runs = both("digits", gain=4, dataset="digits")
-    found = digits_comparison(runs)
-    assert found.gain.significant and found.by_seed.shape == (3, 2) and "gained +4.2 points" in found.text
-    assert "within chance" in digits_comparison(runs.groupby("method").head(1)).text
-    assert "lost" in digits_comparison(both("digits", gain=-9, dataset="digits")).text
-    assert digits_comparison(runs[runs.method == "ce"]).gain is None and "tce sweep --preset digits" in digits_comparison(runs[:0]).text
+    by_seed, found, text = digits_comparison(runs)
+    assert found.significant and by_seed.shape == (3, 2) and "gained +4.2 points" in text
+    assert "within chance" in digits_comparison(runs.groupby("method").head(1))[2]
+    assert "lost" in digits_comparison(both("digits", gain=-9, dataset="digits"))[2]
+    assert digits_comparison(runs[runs.method == "ce"])[1] is None and "tce sweep --preset digits" in digits_comparison(runs[:0])[2]
 
 
 def test_the_readme_keeps_its_marks_and_its_text(tmp_path):

@@ -14,12 +14,12 @@ import pandas as pd
 from .paper import (
     DEFAULT, FIG2, THRESHOLDS, TITLES, method_label, paper_numbers)
 from .results import (
-    BENCH_EPOCH, Gain, SCALES, gain, markdown_table, overfit_after_drop,
-    read_bench, reported_runs, signed, speed_of_runs, speed_threshold)
+    BENCH_EPOCH, Gain, SCALES, gain, overfit_after_drop, read_bench,
+    reported_runs, speed_of_runs, speed_threshold)
 from ..run.plan import ETAS, TAMED
 
 # %% auto #0
-__all__ = ['CLAIMS', 'claims_table', 'claims_markdown']
+__all__ = ['CLAIMS', 'claims_table']
 
 # %% ../../nbs/report/03_claims.ipynb #d1d00003
 def outcome(
@@ -366,33 +366,3 @@ def _count(outcomes: list) -> str:
     rest = f"; {against} clear against" if against else ""
     return (f"{way} of {len(outcomes)} as claimed, "
             f"{outcomes.count((True, True))} clear{rest}")
-
-# %% ../../nbs/report/03_claims.ipynb #c89da064
-def claims_summary(
-    table: pd.DataFrame,  # from `claims_table`
-) -> str:
-    "One line for each claim, as a Markdown table"
-    rows = [[f"[{row.text}](#claim-{name}) ({row['where']})", row.paper,
-             row.ours, row["count"]] for name, row in table.iterrows()]
-    return markdown_table(
-        ["claim", "the paper's numbers", "our runs", "our comparisons"], rows)
-
-# %% ../../nbs/report/03_claims.ipynb #87187c94
-def claims_markdown(
-    table: pd.DataFrame,  # from `claims_table`
-) -> str:
-    "Each claim with its comparisons, as folded boxes"
-    return "\n\n".join(_folded(name, row) for name, row in table.iterrows())
-
-def _folded(name: str, row: pd.Series) -> str:
-    "A claim and its comparisons as a folded box"
-    lines = []
-    for r in row.comparisons:
-        label = f"{r['label']} · `{r['scale']}`" if r["scale"] else r["label"]
-        ours, paper = r["ours"], r["paper"]
-        lines.append([label, f"{ours} {r['unit']} ({ours.n})" if ours else "–",
-                      signed(paper.points, 2) if paper else "–"])
-    return "\n".join([
-        f":::{{dropdown}} {row.text} {row.ours.capitalize()}",
-        f":name: claim-{name}", "", f"{row['where']}. {row.note}", "",
-        markdown_table(["comparison", "ours", "the paper's"], lines), ":::"])

@@ -9,7 +9,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterable, NamedTuple, Optional, Union
+from typing import Any, Iterable, Optional, Union
 
 import numpy as np
 import pandas as pd
@@ -444,31 +444,24 @@ def speed_points(
         reached=("epochs_to", "count"), n=("selected", "count"))
     return points.reindex([m for m in FIG3 if m in points.index])
 
-# %% ../../nbs/report/01_results.ipynb #3f09dfdc
-class Digits(NamedTuple):
-    "Cross entropy against TCE on noisy digits"
-    by_seed: pd.DataFrame  # accuracy in percent, a column for each loss
-    gain: Optional[Gain]
-    text: str              # the result in a sentence
-
 # %% ../../nbs/report/01_results.ipynb #63b5ee7c
 def digits_comparison(
     frame: pd.DataFrame,  # from `gather`
-) -> Digits:
-    "Cross entropy against TCE on noisy digits, seed by seed"
+) -> tuple[pd.DataFrame, Optional[Gain], str]:
+    "CE and TCE on noisy digits: accuracy by seed, the gain, and a sentence"
     runs = reported_runs(frame, "digits", scale="digits")
     runs = runs[runs.method.isin(["ce", DEFAULT]) & (runs.eta > 0)]
     runs = runs[runs.eta == runs.eta.max()]
     by_seed = 100 * runs.pivot(index="seed", columns="method",
                                values="last").astype(float).dropna()
     if by_seed.empty or by_seed.shape[1] < 2:
-        return Digits(by_seed, None, (
+        return (by_seed, None, (
             "*No runs on digits here yet; `make book`, or `tce sweep "
             "--preset digits`, makes them in a few minutes.*"))
     found: Any = gain(by_seed[DEFAULT], by_seed["ce"])
     what = "gained" if found.points > 0 else "lost"
     sure = "" if found.significant else " That is within chance."
-    return Digits(by_seed, found, (
+    return (by_seed, found, (
         f"With {method_label(DEFAULT)} instead of CE the network {what} "
         f"{found.words}.{sure} Scikit-learn's digits, {runs.eta.max():.0%} "
         f"of the labels drawn at random, {size_text(runs)}, read at the last "
