@@ -308,7 +308,7 @@ def _read_file(path: Path):
             f"**torch.load('{path}', weights_only=False))") from error
 
 # %% ../nbs/use/03_noise.ipynb #c2a50e0d
-NOISES: dict[str, Callable[..., NoisyLabels]] = {
+NOISES: dict[str, Callable[..., NoisyLabels]] = {  # by name
     noise.__name__: noise for noise in (
         uniform_including_true, uniform_excluding_true, pair_flip,
         class_dependent, instance_dependent)}

@@ -20,7 +20,7 @@ from .losses import CrossEntropyLoss, TamedCrossEntropyLoss
 __all__ = ['LOSSES', 'get_loss']
 
 # %% ../nbs/use/02_registry.ipynb #38eead6a
-LOSSES: dict[str, Callable[..., nn.Module]] = {
+LOSSES: dict[str, Callable[..., nn.Module]] = {  # every loss, by name
     "ce": CrossEntropyLoss,
     "mse": robust.SoftmaxMSELoss, "mae": robust.SoftmaxMAELoss,
     "tce": TamedCrossEntropyLoss,

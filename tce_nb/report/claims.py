@@ -330,7 +330,7 @@ TOPICS["As fast as cross entropy"] = [
           [Comparison("", 0.0, 0.0, 0.0, "time", 2.0)],
           "An epoch in the benchmark, within 2%.")]
 
-CLAIMS = sum(TOPICS.values(), [])
+CLAIMS = sum(TOPICS.values(), [])  # every claim, topic by topic
 
 # %% ../../nbs/report/03_claims.ipynb #81229a2d
 def claims_table(

@@ -34,8 +34,9 @@ def paper_numbers(
     return frame
 
 # %% ../../nbs/report/00_paper.ipynb #d1a00002
-TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN",
-          "cifar100": "CIFAR-100", "digits": "digits"}
+TITLES = {  # how the book writes a data set
+    "mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN",
+    "cifar100": "CIFAR-100", "digits": "digits"}
 THRESHOLDS = {"cifar10": 70.0, "cifar100": 40.0}  # test accuracy (%)
 
 # %% ../../nbs/report/00_paper.ipynb #d1a0000a

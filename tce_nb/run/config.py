@@ -148,7 +148,7 @@ def plain_values(config: Config) -> dict[str, Any]:
     return plain
 
 # %% ../../nbs/run/00_config.ipynb #8c5a6724
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, dict[str, Any]] = {  # what each scale sets
     "smoke": dict(train_per_class=100, test_per_class=20, epochs=4,
                   batch_size=16, depth=8),
     "digits": dict(train_per_class=30, epochs=60, batch_size=16, depth=8,

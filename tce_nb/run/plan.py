@@ -50,7 +50,7 @@ class Block:
     optimizer: Optional[str] = None             # likewise
 
 # %% ../../nbs/run/06_plan.ipynb #45cbe152
-PLANS: dict[str, tuple[Block, ...]] = {
+PLANS: dict[str, tuple[Block, ...]] = {  # the runs of each preset
     "smoke": (Block(("digits",), (0.4,), PAIR, (1, 2)),),
     "digits": (Block(("digits",), (0.4,), PAIR, (1, 2, 3, 4)),),
 }
