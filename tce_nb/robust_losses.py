@@ -355,7 +355,8 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(logits, dim, t):
         norm = torch.zeros_like(logits.amax(dim, keepdim=True))
-        for _ in range(4 if t <= 1.2 else 7):
+        steps = 3 if t <= 1.2 else 6
+        for _ in range(steps + (logits.dtype == torch.float64)):
             norm = _halley(logits, norm, dim, t)
         return norm
 
