@@ -65,7 +65,7 @@ def test_a_page_on_use_runs_as_one_script(page, tmp_path):
 def test_your_data_and_your_loss(tmp_path):
     said = run_page(ROOT/"nbs/reproduce/extend.md", tmp_path)
     assert "Dataset('mine', 200 training and 100 test images, 3 channels, 2 classes)" in said
-    assert re.search(r"scale custom, dataset mine.npz, version [0-9a-f]{12}, .*trained_on 180, tested_on 100, epochs 3", said)
+    assert re.search(r"mine.npz +uniform_including_true +0\.2 +custom +180 +3 .*tce:1.5", said)
     assert len(list(tmp_path.glob("results/records/mine-tce1.5-*.json"))) == 1
     assert re.search(r"mine.py:gentle@[0-9a-f]{12} +\d", said) and "loss by epoch: " in said
     assert len(list(tmp_path.glob("results/records/digits-gentle-*.json"))) == 2

@@ -227,11 +227,12 @@ def plain_loop(path: str) -> Callable[[], object]:
 # %% ../../nbs/report/04_bench.ipynb #69c299a2
 def _begin(path: str, precision: str) -> None:
     "Make the trainer of this process"
-    global _epoch
     torch.set_num_threads(1)
-    _epoch = our_loop(path, precision=precision)
+    _own["epoch"] = our_loop(path, precision=precision)
 
-def _train_one(_) -> None: _epoch()
+def _train_one(_) -> None: _own["epoch"]()
+
+_own: dict[str, Callable[[], object]] = {}  # the trainer of this process
 
 class SideBySide:
     "One-thread trainers in processes of their own, one for each core"
