@@ -158,6 +158,7 @@ def _runs(scale: str) -> list[dict[str, Any]]:
             block.etas, block.seeds, block.datasets, block.noises, block.lrs,
             block.losses)]
 
+# %% ../../nbs/run/06_plan.ipynb #06e4be84
 def _pick(runs: list[dict], asked: dict[str, list]) -> list[dict]:
     "The usual runs asked for; what no run has takes the place of theirs"
     if not asked: return runs
